@@ -64,15 +64,20 @@ impl Kick for SignalKick {
 
     fn forget(&self) {
         self.immediate_exit().store(0, Ordering::Relaxed);
-        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: sigemptyset initialises the set, and siginfo may be null. The signal is blocked, so this
-        // call takes it if it is pending.
-        unsafe {
-            let mut set = std::mem::zeroed();
-            libc::sigemptyset(&raw mut set);
-            libc::sigaddset(&raw mut set, kick_signal());
-            libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const now);
-        }
+        take_pending_kick();
+    }
+}
+
+/// Takes this thread's kick signal, which it blocks, if the signal is pending.
+#[allow(unsafe_code)]
+fn take_pending_kick() {
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: sigemptyset initialises the set, and siginfo may be null.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, kick_signal());
+        libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const now);
     }
 }
 
@@ -117,11 +122,32 @@ pub struct LentVcpu {
 }
 
 impl LentVcpu {
-    /// Runs the vCPU on the calling thread until the guest has ended. Restores the thread's signal mask.
+    /// Runs the vCPU on the calling thread until the guest has ended. Restores the thread's signal mask, even
+    /// if a turn panics.
     pub fn run(self) {
-        let before = block_signals();
+        let _blocked = BlockedSignals::new();
         take_turns(0, &self.vcpu, (&self.control, &self.board), Until::GuestEnds);
-        set_signals(&before);
+    }
+}
+
+/// The signals of a lent thread, blocked until this is dropped.
+struct BlockedSignals {
+    /// The thread's mask before.
+    before: libc::sigset_t,
+}
+
+impl BlockedSignals {
+    fn new() -> Self {
+        Self { before: block_signals() }
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // The last kick may still be pending: a panic ends the guest, which kicks the panicking thread too.
+        // The kick has no handler, so it would end the process.
+        take_pending_kick();
+        set_signals(&self.before);
     }
 }
 
@@ -180,8 +206,6 @@ fn take_turns(id: u8, vcpu: &Arc<Mutex<Vcpu>>, (control, board): (&Control, &Boa
         }
         drop(turn);
     }
-    // The last kick may still be pending, and a lent thread is about to unblock signals.
-    kick.forget();
 }
 
 /// One turn of a vCPU, from its start to its parking. Ends when dropped.
@@ -282,5 +306,57 @@ fn unreadable(what: &str, board: &Board) -> String {
             "{what} cannot be accessed: I/O error in {file} or its diff, or no memory on the host; see the \
              host's kernel log"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    /// Kicks the thread that sends it.
+    #[derive(Debug)]
+    struct KickOfThisThread;
+
+    #[allow(unsafe_code)]
+    impl Kick for KickOfThisThread {
+        fn send(&self) {
+            // SAFETY: the thread blocks the signal, or the test fails by its death.
+            unsafe { libc::raise(kick_signal()) };
+        }
+
+        fn forget(&self) {
+            take_pending_kick();
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn blocked_signals() -> Vec<libc::c_int> {
+        // SAFETY: a null set changes no mask, and the call initialises the other set.
+        let blocked = unsafe {
+            let mut mask = std::mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &raw mut mask);
+            mask
+        };
+        // SAFETY: the set is initialised, and the number is a signal's.
+        (1..=64).filter(|signal| unsafe { libc::sigismember(&raw const blocked, *signal) } == 1).collect()
+    }
+
+    #[test]
+    fn panic_of_a_turn_leaves_a_lent_thread_its_signal_mask() {
+        let before = blocked_signals();
+        let control = Control::new();
+        control.start();
+        let kick: Arc<dyn Kick> = Arc::new(KickOfThisThread);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _blocked = BlockedSignals::new();
+            assert!(control.wait_for_turn(&kick, Until::GuestEnds));
+            let _turn = Turn { control: &control, kick: &kick };
+            panic!("a turn panics");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(blocked_signals(), before);
+        assert!(control.wait_end().is_err(), "the guest has crashed");
     }
 }

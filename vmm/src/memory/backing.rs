@@ -14,8 +14,8 @@ use super::ram::GuestRam;
 use crate::error::{Error, Result};
 use crate::memory::base::{Base, OverlayPages};
 use crate::memory::files::memfd::{fresh, never_huge};
+use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::Paging;
-use crate::memory::lazy::faults::{Faults, Refusal};
 use crate::memory::range::Region;
 use crate::timing::step_done;
 
@@ -69,7 +69,7 @@ impl Backing {
             never_huge(ram.host_address_of(0), ram.len());
             // Registered before the first touch: without it, the kernel would put a page of zeros into the
             // shared base.
-            let faults = Faults::of(ram.host_address_of(0), ram.len(), paging, Refusal::NoAccess)?;
+            let faults = Faults::of(ram.host_address_of(0), ram.len(), paging)?;
             ram.keep(faults, pages.as_ref().map(|over| &*over.pages));
         }
         pages.iter().try_for_each(|pages| lay_over(ram, pages))?;

@@ -9,20 +9,19 @@
 //! The guest never waits for a client: output that is not read in time is dropped, the oldest first.
 
 use std::collections::VecDeque;
-use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::SendFlags;
 
 use super::chain::Buffers;
 use super::listener::Listener;
 use super::watch::Watch;
-use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
+use super::{ChainOutcome, DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::ConsoleConfig;
 use crate::console::AtLine;
 use crate::error::{Error, Result};
@@ -121,46 +120,34 @@ impl VirtioConsole {
     /// Moves the client's input into the guest's buffers. The second value says whether buffers wait for
     /// input.
     fn receive(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<(NextTurn, bool), DeviceFailed> {
-        let (memory, queue) = (io.ram.guest(), &mut io.queues[RECEIVE]);
-        let (mut served, mut next, mut waiting) = (0, NextTurn::Wait, false);
-        queue.disable_notifications(memory)?;
-        while let Some(client) = self.client.as_mut().filter(|client| !client.mute) {
-            if served == queue.size() {
-                next = NextTurn::Again;
-                break;
-            }
-            let Some(mut chain) = queue.next_chain(memory)? else { break };
+        let (most, mut waiting) = (io.queues[RECEIVE].size().into(), false);
+        let next = io.each_chain(RECEIVE, most, |mut chain| {
+            let kept = Ok(ChainOutcome::Kept(NextTurn::Wait));
+            let Some(client) = self.client.as_mut().filter(|client| !client.mute) else { return kept };
             let mut bytes = [0; PIECE];
             let room = chain.writable.len().min(PIECE);
-            let got = match room {
-                0 => Ok(0),
-                _ => client.stream.read(&mut bytes[..room]),
-            };
-            match got {
-                Ok(0) if room > 0 => {
-                    queue.unpop();
+            if room == 0 {
+                return Ok(ChainOutcome::Done(0));
+            }
+            match retry_on_intr(|| rustix::io::read(&client.stream, &mut bytes[..room])) {
+                Ok(0) => {
                     client.mute = true;
                     if client.is_gone() {
                         self.client = None;
                     }
+                    kept
                 }
-                Ok(got) => {
-                    queue.put(memory, chain.head, chain.writable.write(&bytes[..got]))?;
-                    served += 1;
+                Ok(got) => Ok(ChainOutcome::Done(chain.writable.write(&bytes[..got]))),
+                Err(Errno::AGAIN) => {
+                    waiting = true;
+                    kept
                 }
-                Err(error) => {
-                    queue.unpop();
-                    match error.kind() {
-                        io::ErrorKind::Interrupted => {}
-                        io::ErrorKind::WouldBlock => {
-                            waiting = true;
-                            break;
-                        }
-                        _ => self.client = None,
-                    }
+                Err(_) => {
+                    self.client = None;
+                    kept
                 }
             }
-        }
+        })?;
         io.interrupt_for(RECEIVE)?;
         Ok((next, waiting))
     }
@@ -256,7 +243,7 @@ impl VirtioDevice for VirtioConsole {
         })?;
         let (heard, input) = self.receive(io)?;
         self.watch_client(input);
-        Ok(if [said, heard].contains(&NextTurn::Again) { NextTurn::Again } else { admitted })
+        Ok(admitted.sooner(said).sooner(heard))
     }
 }
 

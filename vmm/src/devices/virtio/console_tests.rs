@@ -1,6 +1,6 @@
 //! The console with a guest at one end and real clients at the other.
 
-use std::io::Write;
+use std::io::{Read as _, Write as _};
 use std::sync::{Arc, Mutex};
 
 use super::super::testing::{Driver, Part};

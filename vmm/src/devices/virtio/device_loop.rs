@@ -267,11 +267,11 @@ impl DeviceLoop {
         for event in events {
             match event.data.u64() {
                 NOTIFIED => look = true,
-                token => self.next = sooner(self.next, self.turn(Some(WakeReason::Ready(token)))),
+                token => self.next = self.next.sooner(self.turn(Some(WakeReason::Ready(token)))),
             }
         }
         if look {
-            self.next = sooner(self.next, self.turn(Some(WakeReason::Notified)));
+            self.next = self.next.sooner(self.turn(Some(WakeReason::Notified)));
         }
         true
     }
@@ -335,14 +335,5 @@ fn is_due(next: NextTurn) -> bool {
         NextTurn::Again => true,
         NextTurn::At(time) => time <= Instant::now(),
         NextTurn::Wait => false,
-    }
-}
-
-fn sooner(one: NextTurn, other: NextTurn) -> NextTurn {
-    match (one, other) {
-        (NextTurn::Again, _) | (_, NextTurn::Again) => NextTurn::Again,
-        (NextTurn::At(one), NextTurn::At(other)) => NextTurn::At(one.min(other)),
-        (NextTurn::At(time), NextTurn::Wait) | (NextTurn::Wait, NextTurn::At(time)) => NextTurn::At(time),
-        (NextTurn::Wait, NextTurn::Wait) => NextTurn::Wait,
     }
 }

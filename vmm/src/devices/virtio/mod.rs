@@ -138,6 +138,29 @@ pub enum NextTurn {
     Again,
 }
 
+impl NextTurn {
+    /// Returns the sooner of two times.
+    #[must_use]
+    pub fn sooner(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Wait, next) | (next, Self::Wait) => next,
+            (Self::At(one), Self::At(other)) => Self::At(one.min(other)),
+            _ => Self::Again,
+        }
+    }
+}
+
+/// Outcome of handling a chain in [`DeviceIo::each_chain`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainOutcome {
+    /// The chain goes back to the driver with this many bytes written.
+    Done(usize),
+    /// As [`ChainOutcome::Done`], and the turn ends.
+    DoneLast(usize, NextTurn),
+    /// The chain stays in the queue, and the turn ends.
+    Kept(NextTurn),
+}
+
 /// The things that a device works with during a turn.
 #[derive(Debug)]
 pub struct DeviceIo<'a> {
@@ -178,13 +201,37 @@ impl DeviceIo<'_> {
         queue: usize,
         mut answer: impl FnMut(Chain<'_>) -> Result<usize, DeviceFailed>,
     ) -> Result<NextTurn, DeviceFailed> {
+        let most = self.queues[queue].size().into();
+        self.each_chain(queue, most, |chain| answer(chain).map(ChainOutcome::Done))
+    }
+
+    /// Handles at most `most` chains of a queue, without an interrupt. Stops at the first chain that is kept
+    /// or is the last of its turn. [`DeviceIo::interrupt_if_wanted`] follows.
+    ///
+    /// # Errors
+    /// The driver broke the rules.
+    pub fn each_chain(
+        &mut self,
+        queue: usize,
+        most: usize,
+        mut handle: impl FnMut(Chain<'_>) -> Result<ChainOutcome, DeviceFailed>,
+    ) -> Result<NextTurn, DeviceFailed> {
         let (memory, queue) = (self.ram.guest(), &mut self.queues[queue]);
         queue.disable_notifications(memory)?;
-        for _ in 0..queue.size() {
+        for _ in 0..most {
             let Some(chain) = queue.next_chain(memory)? else { return Ok(NextTurn::Wait) };
             let head = chain.head;
-            let written = answer(chain)?;
-            queue.put(memory, head, written)?;
+            match handle(chain)? {
+                ChainOutcome::Done(written) => queue.put(memory, head, written)?,
+                ChainOutcome::DoneLast(written, next) => {
+                    queue.put(memory, head, written)?;
+                    return Ok(next);
+                }
+                ChainOutcome::Kept(next) => {
+                    queue.unpop();
+                    return Ok(next);
+                }
+            }
         }
         Ok(NextTurn::Again)
     }

@@ -105,17 +105,6 @@ pub fn unreadable_memory() -> Option<&'static str> {
     UNREADABLE.get().map(String::as_str)
 }
 
-/// The way to make a page unreadable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// Removes access, on any kernel. The kernel's own accesses get EFAULT.
-    NoAccess,
-    /// Poisons it (Linux 6.6). KVM takes it for broken hardware and sends the vCPU's thread SIGBUS, so this
-    /// is used only if a mapping cannot be split.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the second choice"))]
-    Poison,
-}
-
 type Tell = Box<dyn FnOnce(String) + Send>;
 
 /// See the module. The memory stays mapped as long as this lives, or slightly less.
@@ -123,7 +112,6 @@ pub struct Faults {
     userfault: Arc<Userfault>,
     start: u64,
     len: u64,
-    refusal: Refusal,
     failure: Mutex<Failure>,
     there: Arc<KnownPages>,
     paging: Arc<dyn Paging>,
@@ -150,12 +138,7 @@ impl Faults {
     ///
     /// # Errors
     /// The host refuses.
-    pub(crate) fn of(
-        start: *mut u8,
-        len: u64,
-        paging: Arc<dyn Paging>,
-        refusal: Refusal,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn of(start: *mut u8, len: u64, paging: Arc<dyn Paging>) -> Result<Arc<Self>> {
         let userfault = Arc::new(Userfault::new()?);
         let start = start as u64;
         userfault
@@ -163,8 +146,7 @@ impl Faults {
             .map_err(|errno| Error::host("watch guest memory for pages that are missing", errno))?;
         let (failure, number) = (Mutex::default(), OnceLock::new());
         let (there, is_mapped) = (Arc::new(KnownPages::new(len)), Mutex::new(true));
-        let faults =
-            Arc::new(Self { userfault, start, len, refusal, failure, there, paging, number, is_mapped });
+        let faults = Arc::new(Self { userfault, start, len, failure, there, paging, number, is_mapped });
         let number = faults.paging.begin(&faults)?;
         let _ = faults.number.set(number);
         Ok(faults)
@@ -294,13 +276,12 @@ impl Faults {
             }
         }
         let is_refused = |page| !self.there.has(page) && !self.there.is_given_back(page);
-        let all_but_spared = || page_ranges(pages.clone(), is_refused).try_for_each(no_access);
-        let poison = || self.userfault.poison(start, len);
-        let refused = match self.refusal {
-            // The last resort needs fewer mappings, in case these are short.
-            Refusal::NoAccess => all_but_spared().or_else(|_| poison()).or_else(|_| no_access(from..to)),
-            Refusal::Poison => poison().or_else(|_| all_but_spared()),
-        };
+        // The second and third way need fewer mappings, in case these are short. Poison (Linux 6.6) is not
+        // the first: KVM takes a poisoned page for broken hardware and sends the vCPU's thread SIGBUS.
+        let refused = page_ranges(pages.clone(), is_refused)
+            .try_for_each(no_access)
+            .or_else(|_| self.userfault.poison(start, len))
+            .or_else(|_| no_access(from..to));
         if let Err(errno) = refused {
             // The faults go on waiting, which harms no data.
             log::error!(

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::faults::{Faults, Refusal};
+use super::faults::Faults;
 use super::filler::FillReason;
 use super::source::{Chunk, ChunkReader, PageSource, TestSource};
 use super::userfault::Userfault;
@@ -284,79 +284,72 @@ fn freeze_over_a_damaged_chunk_fails_and_the_vm_continues() {
     whole(&service).unwrap();
 }
 
-/// A VM whose faults on unavailable memory are refused in this way.
-fn refusing(service: &Arc<Service>, refusal: Refusal) -> GuestRam {
-    let ram = GuestRam::reserve(LEN).unwrap();
-    map(&ram, 0..LEN, &service.base(), MapFlags::PRIVATE).unwrap();
-    ram.keep(
-        Faults::of(ram.host_address_of(0), LEN, Arc::clone(service) as Arc<dyn Paging>, refusal).unwrap(),
-        None,
-    );
-    ram
-}
-
-/// The ways that this kernel has.
-fn refusals() -> Vec<Refusal> {
-    let mut all = vec![Refusal::NoAccess];
-    all.extend(Userfault::poisons().unwrap().then_some(Refusal::Poison));
-    all
-}
-
 #[test]
 fn unreadable_chunk_is_reported_and_never_seen() {
-    for refusal in refusals() {
-        let (_, service) = service(LEN);
-        let (ram, other) = (refusing(&service, refusal), vm(&service, None));
-        let (told, reasons) = mpsc::channel();
-        ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
-        let waiting = (0..4).map(|page| {
-            let ram = ram.clone();
-            thread::spawn(move || kernel_reads(&ram, DAMAGED * CHUNK + page * PAGE))
-        });
-        for read in waiting.collect::<Vec<_>>() {
-            let read = limited("the read ends", || read.join()).unwrap();
-            assert!(matches!(read, Err(Errno::FAULT | Errno::HWPOISON)), "{refusal:?}: {read:?}");
-        }
-        let why = limited("the VM is told", || reasons.recv()).unwrap();
-        assert!(why.contains("/the/pack: is damaged in chunk 17"), "{why}");
-        assert!(super::faults::unreadable_memory().is_some());
-        // Again, and through other calls. All other pages are available.
-        assert!(
-            kernel_reads(&ram, DAMAGED * CHUNK).is_err() && kernel_reads(&other, DAMAGED * CHUNK).is_err()
-        );
-        sound().for_each(|at| assert_eq!(read(&ram, at), word(at), "{refusal:?}"));
-        let (told, late) = mpsc::channel();
-        ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
-        assert!(
-            limited("who asks late is told", || late.recv()).unwrap().contains("chunk 17"),
-            "who asks late is told at once"
-        );
+    let (_, service) = service(LEN);
+    let (ram, other) = (vm(&service, None), vm(&service, None));
+    let (told, reasons) = mpsc::channel();
+    ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
+    let waiting = (0..4).map(|page| {
+        let ram = ram.clone();
+        thread::spawn(move || kernel_reads(&ram, DAMAGED * CHUNK + page * PAGE))
+    });
+    for read in waiting.collect::<Vec<_>>() {
+        let read = limited("the read ends", || read.join()).unwrap();
+        assert!(matches!(read, Err(Errno::FAULT)), "{read:?}");
     }
+    let why = limited("the VM is told", || reasons.recv()).unwrap();
+    assert!(why.contains("/the/pack: is damaged in chunk 17"), "{why}");
+    assert!(super::faults::unreadable_memory().is_some());
+    // Again, and through other calls. All other pages are available.
+    assert!(kernel_reads(&ram, DAMAGED * CHUNK).is_err() && kernel_reads(&other, DAMAGED * CHUNK).is_err());
+    sound().for_each(|at| assert_eq!(read(&ram, at), word(at)));
+    let (told, late) = mpsc::channel();
+    ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
+    assert!(
+        limited("who asks late is told", || late.recv()).unwrap().contains("chunk 17"),
+        "who asks late is told at once"
+    );
 }
 
 #[test]
 fn fault_on_a_hanging_source_ends_after_its_limit() {
-    for refusal in refusals() {
-        let (source, service) = service(LEN);
-        let ram = refusing(&service, refusal);
-        source.hangs.begin();
-        let waiting: Vec<_> = [CHUNK, 2 * CHUNK, 2 * CHUNK + PAGE]
-            .map(|at| {
-                let ram = ram.clone();
-                thread::spawn(move || kernel_reads(&ram, at))
-            })
-            .into();
-        wait_until("the reader hangs", || source.hangs.seen());
-        let faults = ram.faults().unwrap();
-        drop(faults.let_go_after(Duration::from_secs(600), "too early").unwrap());
-        assert!(!faults.has_failed());
-        let let_go = faults.let_go_after(Duration::from_millis(1), "waited too long").unwrap();
-        waiting.into_iter().for_each(|read| {
-            assert!(limited("the read ends", || read.join()).unwrap().is_err(), "{refusal:?}")
-        });
-        drop(let_go);
-        assert!(faults.has_failed());
-        source.hangs.end();
+    let (source, service) = service(LEN);
+    let ram = vm(&service, None);
+    source.hangs.begin();
+    let waiting: Vec<_> = [CHUNK, 2 * CHUNK, 2 * CHUNK + PAGE]
+        .map(|at| {
+            let ram = ram.clone();
+            thread::spawn(move || kernel_reads(&ram, at))
+        })
+        .into();
+    wait_until("the reader hangs", || source.hangs.seen());
+    let faults = ram.faults().unwrap();
+    drop(faults.let_go_after(Duration::from_secs(600), "too early").unwrap());
+    assert!(!faults.has_failed());
+    let let_go = faults.let_go_after(Duration::from_millis(1), "waited too long").unwrap();
+    waiting.into_iter().for_each(|read| assert!(limited("the read ends", || read.join()).unwrap().is_err()));
+    drop(let_go);
+    assert!(faults.has_failed());
+    source.hangs.end();
+}
+
+/// The second way to refuse a page, which a VM takes if the mapping cannot be split.
+#[test]
+fn poisoned_page_is_never_seen() {
+    let (_, service) = service(LEN);
+    let ram = vm(&service, None);
+    let start = ram.host_address_of(0) as u64;
+    match ram.faults().unwrap().userfault().poison(start + CHUNK, CHUNK) {
+        Err(Errno::INVAL) => return eprintln!("skipped: the kernel is older than Linux 6.6"),
+        poisoned => poisoned.unwrap(),
+    }
+    for at in [CHUNK, 2 * CHUNK - PAGE] {
+        let read = kernel_reads(&ram, at);
+        assert!(matches!(read, Err(Errno::FAULT | Errno::HWPOISON)), "{read:?}");
+    }
+    for at in [CHUNK - PAGE, 2 * CHUNK] {
+        assert_eq!(read(&ram, at), word(at));
     }
 }
 

@@ -17,8 +17,6 @@ use crate::memory::PAGE;
 const DEVICE: &str = "/dev/userfaultfd";
 const API: u64 = 0xaa;
 const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
-#[cfg(test)]
-const FEATURE_POISON: u64 = 1 << 14;
 const MODE_MISSING: u64 = 1;
 const DONT_WAKE: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -143,13 +141,6 @@ impl Userfault {
         Self { fd }
     }
 
-    /// Whether [`Userfault::poison`] works on this kernel.
-    #[cfg(test)]
-    pub(crate) fn poisons() -> io::Result<bool> {
-        let fd = from_device().or_else(|_| from_call())?;
-        Ok(agree(&fd, 0)?.features & FEATURE_POISON != 0)
-    }
-
     /// Registers `len` bytes of memory at `start`: faults on missing pages become messages.
     ///
     /// # Errors
@@ -203,7 +194,7 @@ impl Userfault {
     /// Poisons missing pages of a range, so that no thread can read them. Wakes nothing.
     ///
     /// # Errors
-    /// As [`Userfault::copy`].
+    /// As [`Userfault::copy`]. `INVAL`: the kernel is older than Linux 6.6.
     pub fn poison(&self, start: u64, len: u64) -> io::Result<()> {
         self.mark(UFFDIO_POISON, start, len)
     }

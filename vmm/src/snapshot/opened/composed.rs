@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::base::OverlayPages;
 use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
+use crate::snapshot::format::holes::is_zero;
 
 /// See the module.
 #[derive(Debug)]
@@ -131,7 +132,7 @@ impl ChunkReader for PagesOf<'_> {
 }
 
 fn kind_of(page: &[u8]) -> Chunk {
-    if page.iter().all(|byte| *byte == 0) { Chunk::Zero } else { Chunk::Bytes }
+    if is_zero(page) { Chunk::Zero } else { Chunk::Bytes }
 }
 
 #[cfg(test)]

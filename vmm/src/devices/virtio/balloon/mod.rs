@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::chain::Chain;
-use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
+use super::{ChainOutcome, DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::{BalloonConfig, balloon_pages};
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
@@ -202,7 +202,7 @@ impl Balloon {
         let ram = io.ram;
         let mut left = PFNS_PER_TURN;
         serve(io, INFLATE, |chain| {
-            let Chain { head: _, readable: list, writable: _ } = chain;
+            let mut list = chain.readable;
             list.take(*begun * PFN);
             let (all, odd) = (list.len() / PFN, !list.len().is_multiple_of(PFN));
             let now = all.min(left);
@@ -210,11 +210,11 @@ impl Balloon {
             pages.listed(ram, list.take(now * PFN));
             if now < all {
                 *begun += now;
-                return Ok(ChainOutcome::PartlyAnswered);
+                return Ok(ChainOutcome::Kept(NextTurn::Again));
             }
             *begun = 0;
             pages.ignored += u64::from(odd);
-            Ok(if left == 0 { ChainOutcome::AnsweredLast } else { ChainOutcome::Answered })
+            Ok(outcome_with_left(left))
         })
     }
 
@@ -229,14 +229,14 @@ impl Balloon {
         let Self { pages, hinting, .. } = self;
         let ram = io.ram;
         let (mut left, mut has_ended) = (BUFFERS_PER_TURN, false);
-        let done = serve(io, queue, |chain| {
+        let done = serve(io, queue, |mut chain| {
             if hints && !chain.readable.is_empty() {
                 has_ended |= hinting.hear(u32::from_le(chain.readable.read_value()?));
             }
             if !hints || hinting.is_hinting() {
                 left = left.saturating_sub(pages.buffers(ram, &chain.writable));
             }
-            Ok(if left == 0 { ChainOutcome::AnsweredLast } else { ChainOutcome::Answered })
+            Ok(outcome_with_left(left))
         });
         io.config_changed |= has_ended;
         done
@@ -273,39 +273,18 @@ impl Balloon {
     }
 }
 
-/// Outcome of handling a chain.
-enum ChainOutcome {
-    Answered,
-    /// The chain is done, and the turn ends.
-    AnsweredLast,
-    /// The chain stays in the queue for the next turn.
-    PartlyAnswered,
+/// Returns a chain to the driver. The turn ends if nothing is `left` of its limit.
+fn outcome_with_left(left: usize) -> ChainOutcome {
+    if left == 0 { ChainOutcome::DoneLast(0, NextTurn::Again) } else { ChainOutcome::Done(0) }
 }
 
-/// As [`DeviceIo::serve`], for chains that may take more than one turn. Writes nothing to them.
+/// Handles the chains of a queue for one turn, and interrupts.
 fn serve(
     io: &mut DeviceIo<'_>,
     queue: usize,
-    mut answer: impl FnMut(&mut Chain<'_>) -> std::result::Result<ChainOutcome, DeviceFailed>,
+    handle: impl FnMut(Chain<'_>) -> std::result::Result<ChainOutcome, DeviceFailed>,
 ) -> std::result::Result<NextTurn, DeviceFailed> {
-    let (memory, chains) = (io.ram.guest(), &mut io.queues[queue]);
-    let mut next = NextTurn::Again;
-    chains.disable_notifications(memory)?;
-    for _ in 0..chains.size() {
-        let Some(mut chain) = chains.next_chain(memory)? else {
-            next = NextTurn::Wait;
-            break;
-        };
-        let answered = answer(&mut chain)?;
-        if let ChainOutcome::PartlyAnswered = answered {
-            chains.unpop();
-            break;
-        }
-        chains.put(memory, chain.head, 0)?;
-        if let ChainOutcome::AnsweredLast = answered {
-            break;
-        }
-    }
+    let next = io.each_chain(queue, io.queues[queue].size().into(), handle)?;
     io.interrupt_for(queue)?;
     Ok(next)
 }
@@ -347,18 +326,17 @@ impl VirtioDevice for Balloon {
 
     fn work(&mut self, _: WakeReason, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         let taken = io.features;
-        let mut turns = vec![self.inflate(io)?, io.serve(DEFLATE, |_| Ok(0))?];
+        let mut next = self.inflate(io)?.sooner(io.serve(DEFLATE, |_| Ok(0))?);
         if let Some(queue) = queue_of(feature::FREE_PAGE_HINT, taken) {
-            turns.push(self.take_free_pages(io, queue, true)?);
+            next = next.sooner(self.take_free_pages(io, queue, true)?);
         }
         if let Some(queue) = queue_of(feature::REPORTING, taken) {
-            turns.push(self.take_free_pages(io, queue, false)?);
+            next = next.sooner(self.take_free_pages(io, queue, false)?);
         }
-        let next = match queue_of(feature::STATS_VQ, taken) {
-            Some(queue) => self.look_at_statistics(io, queue)?,
-            None => NextTurn::Wait,
-        };
-        Ok(if turns.contains(&NextTurn::Again) { NextTurn::Again } else { next })
+        if let Some(queue) = queue_of(feature::STATS_VQ, taken) {
+            next = next.sooner(self.look_at_statistics(io, queue)?);
+        }
+        Ok(next)
     }
 
     /// Puts the buffer for statistics back into the queue, where the next start finds it.

@@ -28,7 +28,8 @@ const DISCARD: &str = "discard";
 pub(super) const TURN: Duration = Duration::from_millis(10);
 
 impl Block {
-    /// Takes requests for one turn and responds to completed ones.
+    /// Takes requests for one turn and responds to completed ones. Not by [`DeviceIo::each_chain`]: a request
+    /// in flight keeps its chain, and other requests complete meanwhile.
     pub(super) fn serve(&mut self, io: &mut DeviceIo<'_>) -> Result<NextTurn, DeviceFailed> {
         // A driver without VIRTIO_BLK_F_FLUSH relies on completed writes being safe (virtio 1.2, section
         // 5.2.6.2).

@@ -113,6 +113,16 @@ enum TurnEnd {
     Gone(io::Error),
 }
 
+impl From<NextTurn> for TurnEnd {
+    fn from(next: NextTurn) -> Self {
+        match next {
+            NextTurn::Wait => Self::Ready,
+            NextTurn::At(time) => Self::At(time),
+            NextTurn::Again => Self::Again,
+        }
+    }
+}
+
 impl Net {
     /// Connects to the backend that `config` names.
     ///
@@ -175,7 +185,7 @@ impl Net {
         // The host may have answered the sent frames already. One interrupt for both is cheaper than two.
         if self.connected && (ready || self.receiver.due || self.transmitter.has_sent) {
             let turn_end = self.receiver.turn(&mut *self.backend, io)?;
-            next = sooner(next, self.apply(turn_end, io));
+            next = next.sooner(self.apply(turn_end, io));
         }
         io.interrupt_if_wanted()?;
         self.log_errors();
@@ -249,14 +259,6 @@ impl Net {
         };
         self.watched_events = wanted;
         done.map_err(|_| DeviceFailed("the host cannot watch the network backend"))
-    }
-}
-
-fn sooner(one: NextTurn, other: NextTurn) -> NextTurn {
-    match (one, other) {
-        (NextTurn::Wait, next) | (next, NextTurn::Wait) => next,
-        (NextTurn::At(one), NextTurn::At(other)) => NextTurn::At(one.min(other)),
-        _ => NextTurn::Again,
     }
 }
 

@@ -124,7 +124,8 @@ impl Receiver {
         }
     }
 
-    /// Receives frames for one turn.
+    /// Receives frames for one turn. Not by [`DeviceIo::each_chain`]: a frame may take several chains, and
+    /// the backend is asked for a frame only once there are chains.
     pub fn turn(
         &mut self,
         backend: &mut dyn Backend,

@@ -14,7 +14,7 @@ use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::Chain;
 use crate::devices::virtio::limiter::RateLimiter;
-use crate::devices::virtio::{DeviceFailed, DeviceIo};
+use crate::devices::virtio::{ChainOutcome, DeviceFailed, DeviceIo, NextTurn};
 
 /// Number of the queue.
 const QUEUE: usize = 1;
@@ -66,7 +66,6 @@ impl Transmitter {
         connected: bool,
         io: &mut DeviceIo<'_>,
     ) -> Result<TurnEnd, DeviceFailed> {
-        let (memory, queue) = (io.ram.guest(), &mut io.queues[QUEUE]);
         (self.blocked, self.has_sent, self.failing) = (false, false, false);
         match if connected { backend.flush() } else { Ok(()) } {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -80,37 +79,36 @@ impl Transmitter {
             }
             Ok(()) => self.backoff.succeeded(),
         }
-        queue.disable_notifications(memory)?;
-        let mut done = 0;
-        let turn_end = loop {
-            if done == MAX_FRAMES_PER_TURN {
-                break TurnEnd::Again;
-            }
-            let Some(chain) = queue.next_chain(memory)? else { break TurnEnd::Ready };
-            let head = chain.head;
+        let (features, mut gone) = (io.features, None);
+        let next = io.each_chain(QUEUE, MAX_FRAMES_PER_TURN, |chain| {
             let bytes = chain.readable.len().saturating_sub(header::LEN) as u64;
             if let Err(at) = self.limiter.check(Instant::now(), bytes) {
-                queue.unpop();
-                break TurnEnd::At(at);
+                return Ok(ChainOutcome::Kept(NextTurn::At(at)));
             }
-            let sent = if connected { send(backend, chain, io.features) } else { SendOutcome::Dropped };
-            match sent {
-                SendOutcome::Sent => self.limiter.spend(bytes),
-                SendOutcome::Dropped | SendOutcome::Gone(_) => self.dropped += 1,
-                SendOutcome::NoRoom => {
-                    queue.unpop();
-                    self.blocked = true;
-                    break TurnEnd::Ready;
+            let sent = if connected { send(backend, chain, features) } else { SendOutcome::Dropped };
+            let outcome = match sent {
+                SendOutcome::Sent => {
+                    self.limiter.spend(bytes);
+                    ChainOutcome::Done(0)
                 }
-            }
-            queue.put(memory, head, 0)?;
-            done += 1;
-            if let SendOutcome::Gone(error) = sent {
-                break TurnEnd::Gone(error);
-            }
-        };
-        self.has_sent = done > 0;
-        Ok(turn_end)
+                SendOutcome::Dropped => {
+                    self.dropped += 1;
+                    ChainOutcome::Done(0)
+                }
+                SendOutcome::Gone(error) => {
+                    self.dropped += 1;
+                    gone = Some(error);
+                    ChainOutcome::DoneLast(0, NextTurn::Again)
+                }
+                SendOutcome::NoRoom => {
+                    self.blocked = true;
+                    return Ok(ChainOutcome::Kept(NextTurn::Wait));
+                }
+            };
+            self.has_sent = true;
+            Ok(outcome)
+        })?;
+        Ok(gone.map_or_else(|| next.into(), TurnEnd::Gone))
     }
 }
 

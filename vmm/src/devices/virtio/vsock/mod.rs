@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chain::Buffers;
 use super::watch::Watch;
-use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
+use super::{ChainOutcome, DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::VsockConfig;
 use crate::error::{Error, Result};
 use crate::persist::Persist;
@@ -79,30 +79,28 @@ impl Vsock {
 
     /// Fills the receive queue for one turn, without an interrupt.
     fn fill_receive_queue(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
-        let memory = io.ram.guest();
-        let queue = &mut io.queues[RX];
-        let (mut filled, mut next) = (0, NextTurn::Wait);
-        queue.disable_notifications(memory)?;
-        while self.table.has_packet() {
-            if filled == queue.size() {
-                next = NextTurn::Again;
-                break;
-            }
-            let Some(chain) = queue.next_chain(memory)? else { break };
-            let (head, mut room) = (chain.head, chain.writable);
+        if !self.table.has_packet() {
+            // The driver need not notify of buffers that no packet waits for.
+            io.queues[RX].disable_notifications(io.ram.guest())?;
+            return Ok(NextTurn::Wait);
+        }
+        let most = io.queues[RX].size().into();
+        io.each_chain(RX, most, |chain| {
+            let mut room = chain.writable;
             if room.len() <= packet::LEN {
                 return Err(DeviceFailed("a receive buffer has no room for data"));
             }
             let mut front: Buffers<'_> = room.take(packet::LEN);
             let Some(header) = self.table.next_packet(&room) else {
-                queue.unpop();
-                break;
+                return Ok(ChainOutcome::Kept(NextTurn::Wait));
             };
             front.write(&header.bytes());
-            queue.put(memory, head, packet::LEN + header.len as usize)?;
-            filled += 1;
-        }
-        Ok(next)
+            let written = packet::LEN + header.len as usize;
+            Ok(match self.table.has_packet() {
+                true => ChainOutcome::Done(written),
+                false => ChainOutcome::DoneLast(written, NextTurn::Wait),
+            })
+        })
     }
 }
 
@@ -143,11 +141,9 @@ impl VirtioDevice for Vsock {
             ResetStatus::InProgress(next) => return Ok(next),
         }
         let taken = io.serve_without_interrupt(TX, |chain| self.table.handle_packet(chain).map(|()| 0))?;
-        let turns = [taken, self.table.accept_callers(), self.fill_receive_queue(io)?];
+        let next = taken.sooner(self.table.accept_callers()).sooner(self.fill_receive_queue(io)?);
         io.interrupt_if_wanted()?;
-        let later =
-            turns.iter().find(|next| matches!(next, NextTurn::At(_))).copied().unwrap_or(NextTurn::Wait);
-        Ok(if turns.contains(&NextTurn::Again) { NextTurn::Again } else { later })
+        Ok(next)
     }
 
     fn reset(&mut self) {

@@ -54,7 +54,7 @@ fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
 
     map_at(start, &ones.base());
     let paging = Arc::clone(&ones) as Arc<dyn Paging>;
-    let next = Faults::of(start as *mut u8, LEN, paging, Refusal::NoAccess).unwrap();
+    let next = Faults::of(start as *mut u8, LEN, paging).unwrap();
     source.hangs.end();
     // After the answer to another VM, the thread has finished all earlier work.
     assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
