@@ -22,6 +22,7 @@ use crate::memory::lazy::fault_service::Service;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
+use crate::progress::Progress;
 use crate::snapshot::disks::images;
 use crate::snapshot::disks::images::ChangedImages;
 use crate::snapshot::disks::layers;
@@ -104,6 +105,9 @@ pub struct RestoreOptions {
     /// snapshot in place of an earlier recording. Memory is then filled page by page and nothing is read
     /// ahead, so the VM is slow and stays so.
     pub record: Option<RecordUntil>,
+    /// Counts bytes of packed memory unpacked before the VM runs ([`Unpack::AtOnce`]), and of layers copied
+    /// to paths for a fork's child. Cancelling leaves no VM.
+    pub progress: Progress,
 }
 
 impl Default for RestoreOptions {
@@ -120,6 +124,7 @@ impl Default for RestoreOptions {
             unpack: Unpack::default(),
             prefetch: true,
             record: None,
+            progress: Progress::default(),
         }
     }
 }
@@ -165,6 +170,12 @@ impl RestoreOptions {
     #[must_use]
     pub fn rewindable(self) -> Self {
         Self { rewindable: true, ..self }
+    }
+
+    /// Reports to `progress`, which can cancel the restore.
+    #[must_use]
+    pub fn progress(self, progress: &Progress) -> Self {
+        Self { progress: progress.clone(), ..self }
     }
 }
 
@@ -338,8 +349,10 @@ impl Snapshot {
     /// Makes a halted machine of the snapshot, with the other parts of a VM.
     ///
     /// # Errors
-    /// The host refuses memory, a VM, or a part of the state.
+    /// The host refuses memory, a VM, or a part of the state; or [`Error::Cancelled`].
     pub(crate) fn restored(&self, options: RestoreOptions, first: FirstVcpu) -> Result<Restored> {
+        options.progress.begin(0);
+        options.progress.check()?;
         let ahead = self.ahead(&options)?;
         let notes = options.record.map(|marker| TouchLog::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
@@ -350,10 +363,11 @@ impl Snapshot {
         options.overrides.clone().apply(&mut config.devices)?;
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
-        let layers = layers::create_restore_layers(&self.layers, &mut config.devices, &placed)?;
+        let layers =
+            layers::create_restore_layers(&self.layers, &mut config.devices, &placed, &options.progress)?;
         let backing = match &notes {
             Some(notes) => self.noting(&options.unpack, notes)?,
-            None => self.memory.backing(unpack, self.over.clone())?,
+            None => self.memory.backing(unpack, self.over.clone(), &options.progress)?,
         };
         let shape = VmShape { logs_writes: options.rewindable, ..VmShape::of(&config) };
         let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
