@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 /// Follows one long act from any thread, and cancels it. Clones share the act.
 ///
 /// An act counts the bytes that it has worked through. A cancelled act fails with [`Error::Cancelled`] within
-/// some MiB of work, and leaves nothing of what it made.
+/// some MiB of work, and leaves nothing of what it made. A sync under way takes its time: the host's disk
+/// then has to take all that was written.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Counters>);
 
@@ -17,6 +18,9 @@ struct Counters {
     done: AtomicU64,
     total: AtomicU64,
     is_cancelled: AtomicBool,
+    /// The act is cancelled once it has counted this many bytes; never if 0.
+    #[cfg(test)]
+    cancels_at: AtomicU64,
 }
 
 impl Progress {
@@ -26,7 +30,9 @@ impl Progress {
         self.0.done.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes in all; 0 before the act began. An act skips holes, so it may end below this number.
+    /// Returns the bytes in all; 0 before the act began. The number grows if an act finds more to do. It is
+    /// never below [`Progress::done`], and the two are equal once the act has succeeded: bytes that the act
+    /// could skip, such as holes, count as done.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.total.load(Ordering::Relaxed)
@@ -43,22 +49,44 @@ impl Progress {
         self.0.total.store(total, Ordering::Relaxed);
     }
 
-    /// Counts `bytes` more.
+    /// Adds `bytes` to the act, which [`Progress::begin`] did not know of.
+    pub(crate) fn expect(&self, bytes: u64) {
+        self.0.total.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts `bytes` more. They are part of the total.
     ///
     /// # Errors
     /// [`Error::Cancelled`] if the act was cancelled.
     pub(crate) fn add(&self, bytes: u64) -> Result<()> {
         self.0.done.fetch_add(bytes, Ordering::Relaxed);
+        #[cfg(test)]
+        if (1..=self.done()).contains(&self.0.cancels_at.load(Ordering::Relaxed)) {
+            self.cancel();
+        }
         self.check()
     }
 
-    /// Counts a phase as done: at least `done` bytes in all.
+    /// Counts all as done except the last `rest` bytes: the phases before them may have skipped some.
     ///
     /// # Errors
     /// As [`Progress::add`].
-    pub(crate) fn reach(&self, done: u64) -> Result<()> {
-        self.0.done.fetch_max(done, Ordering::Relaxed);
+    pub(crate) fn reach_all_but(&self, rest: u64) -> Result<()> {
+        self.0.done.fetch_max(self.total().saturating_sub(rest), Ordering::Relaxed);
         self.check()
+    }
+
+    /// Counts all as done. The act has succeeded, so it cannot be cancelled any more.
+    pub(crate) fn finish(&self) {
+        self.0.done.fetch_max(self.total(), Ordering::Relaxed);
+    }
+
+    /// Makes a progress that cancels its act once that has counted `bytes`.
+    #[cfg(test)]
+    pub(crate) fn cancelling_at(bytes: u64) -> Self {
+        let progress = Self::default();
+        progress.0.cancels_at.store(bytes, Ordering::Relaxed);
+        progress
     }
 
     /// Checks whether the act was cancelled.

@@ -13,7 +13,7 @@ use volt_vmm::snapshot::merge;
 use volt_vmm::snapshot::verify;
 use volt_vmm::{
     Compression, Ending, Error, IrqchipKind, Packing, Pool, Progress, RestoreOptions, RunState, Snapshot,
-    SnapshotOptions, Store, Vm, VmShape,
+    SnapshotOptions, Store, Unpack, Vm, VmShape,
 };
 
 fn counting(recorder: &Recorder) -> Vm {
@@ -275,6 +275,56 @@ fn cancelled_acts_fail_and_leave_nothing() {
     let _clone = Snapshot::open(&store, "diff").unwrap().restore_with(options).unwrap();
     wait_until("the clone of the diff counts", || numbers(&restored.text(), "count").len() > 8);
     assert!(!restored.text().contains("WRONG"), "{}", restored.text());
+}
+
+#[test]
+fn finished_acts_have_counted_their_total() {
+    needs!(kvm);
+    let (scratch, recorder) = (Scratch::new(), Recorder::default());
+    let (vm, store) = (counting(&recorder), store(&scratch));
+    let packing = Packing::new(Compression::Lz4);
+    let counted = |act: &str, least: u64, run: &dyn Fn(&Progress)| {
+        let progress = Progress::default();
+        run(&progress);
+        assert!(progress.total() >= least && progress.done() == progress.total(), "{act}: {progress:?}");
+    };
+    let kinds = [
+        ("full", SnapshotOptions::default()),
+        ("diff", SnapshotOptions::default().diff()),
+        ("packed", SnapshotOptions::default().packing(packing)),
+    ];
+    for (name, options) in kinds {
+        goes_on(&recorder, 5);
+        counted(name, 128 << 20, &|progress| {
+            vm.snapshot_with(&store, name, &options.clone().progress(progress)).unwrap();
+        });
+        counted("verify", 64 << 20, &|progress| {
+            verify(&store, name, &[], progress).unwrap();
+        });
+    }
+    for (from, packing) in [("full", None), ("full", Some(&packing)), ("packed", None)] {
+        let to = format!("{from}-{}", packing.is_some());
+        counted("convert", 128 << 20, &|progress| {
+            convert((&store, from), (&store, &to), packing, progress).unwrap();
+        });
+    }
+    for name in ["diff", "packed"] {
+        let (snapshot, to) = (Snapshot::open(&store, name).unwrap(), format!("{name}-merged"));
+        counted("merge", 128 << 20, &|progress| merge(&snapshot, &store, &to, progress).unwrap());
+    }
+    counted("fork", 64 << 20, &|progress| {
+        vm.fork_with([RestoreOptions::default()], progress).unwrap();
+    });
+    let packed = Snapshot::open(&store, "packed").unwrap();
+    let at_once = || RestoreOptions::default().unpack(Unpack::AtOnce);
+    let cancelled = Progress::default();
+    cancelled.cancel();
+    assert!(matches!(packed.restore_with(at_once().progress(&cancelled)), Err(Error::Cancelled)));
+    assert!(matches!(vm.fork_with([RestoreOptions::default()], &cancelled), Err(Error::Cancelled)));
+    counted("restore", 64 << 20, &|progress| {
+        packed.restore_with(at_once().progress(progress)).unwrap();
+    });
+    goes_on(&recorder, 20);
 }
 
 #[test]

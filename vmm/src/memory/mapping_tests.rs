@@ -10,6 +10,7 @@ use crate::memory::dirty::freeze::freeze;
 use crate::memory::lazy::filler::Window;
 use crate::memory::lazy::userfault::Userfault;
 use crate::memory::page_set::PageSet;
+use crate::progress::Progress;
 
 /// The mappings of this process that `wanted` picks by address range and inode: their ranges and flags
 /// (proc(5), `VmFlags`).
@@ -64,7 +65,7 @@ fn children_and_core_dumps_get_no_guest_memory() {
     Backing::Fresh.map(&ram).unwrap();
     ram.guest().write_obj(7_u64, GuestAddress(0x5000)).unwrap();
     assert_kept_from_children_and_dumps(&mappings_of(&ram), "fresh memory");
-    freeze(&ram).unwrap();
+    freeze(&ram, &Progress::default()).unwrap();
     assert_kept_from_children_and_dumps(&mappings_of(&ram), "frozen memory");
     assert_kept_from_children_and_dumps(&mappings_of(&striped(3)), "memory with pages over it");
     let memfd = fresh(4 << 20).unwrap();

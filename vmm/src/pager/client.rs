@@ -24,11 +24,14 @@ use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::range::AddressRange;
+use crate::progress::Progress;
 use crate::sync::lock;
 use crate::threads;
 
 /// Time between two attempts to send to a pager whose socket is full.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
+/// Time between two checks of whether waiting for the pager was cancelled.
+const LOOK: Duration = Duration::from_millis(100);
 /// Longest wait for the pager's statistics, which are not essential.
 const TO_SAY: Duration = Duration::from_secs(1);
 
@@ -122,8 +125,8 @@ impl Paging for Pager {
     }
 
     /// If the pager dies meanwhile, the next one is asked again.
-    fn complete(&self) -> Result<()> {
-        let done = self.0.complete();
+    fn complete(&self, progress: &Progress) -> Result<()> {
+        let done = self.0.complete(progress);
         lock(&self.0.connection).completes = false;
         done
     }
@@ -176,15 +179,21 @@ impl ClientState {
         }
     }
 
-    fn complete(&self) -> Result<()> {
+    fn complete(&self, progress: &Progress) -> Result<()> {
         let failed = |why: &str| Error::host("fetch all of a VM's memory", io::Error::other(why));
         let mut connection = lock(&self.connection);
+        let wait = |mut connection, waits: &dyn Fn(&mut PagerConnection) -> bool| loop {
+            progress.check()?;
+            let waited = self.changed.wait_timeout_while(connection, LOOK, waits);
+            let (now, limit) = waited.unwrap_or_else(PoisonError::into_inner);
+            if !limit.timed_out() {
+                return Ok::<_, Error>(now);
+            }
+            connection = now;
+        };
         loop {
             // Without a connection, the watching thread looks for a pager or ends the VM.
-            connection = self
-                .changed
-                .wait_while(connection, |connection| connection.socket.is_none() && !connection.over)
-                .unwrap_or_else(PoisonError::into_inner);
+            connection = wait(connection, &|connection| connection.socket.is_none() && !connection.over)?;
             let Some(socket) = connection.socket.clone().filter(|_| !connection.over) else {
                 return Err(failed("no pager is connected"));
             };
@@ -196,7 +205,7 @@ impl ClientState {
                 connection.completed.is_none() && connection.count == count && !connection.over
             };
             connection = if is_asked {
-                self.changed.wait_while(connection, waits).unwrap_or_else(PoisonError::into_inner)
+                wait(connection, &waits)?
             } else {
                 let waited = self.changed.wait_timeout_while(connection, ASK_AGAIN, waits);
                 waited.unwrap_or_else(PoisonError::into_inner).0

@@ -15,7 +15,7 @@ use super::message::{Answer, Ask, VERSION, receive_until, send};
 use super::options::PagerOptions;
 use super::place::PagerPlace;
 use super::server::serve;
-use crate::error::{Result, report};
+use crate::error::{Error, Result, report};
 use crate::memory::backing::Backing;
 use crate::memory::files::sealing::can_change;
 use crate::memory::lazy::faults::Paging;
@@ -24,6 +24,7 @@ use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
 use crate::memory::testing;
 use crate::memory::testing::Hangs;
+use crate::progress::Progress;
 use crate::sync::lock;
 use crate::testing::{limited, wait_until};
 
@@ -381,7 +382,7 @@ fn complete_base_is_sealed_and_the_next_pager_serves_it() {
     let first = here.vm();
     assert_eq!(kernel_reads(&first, 2 * CHUNK), Some(2));
     assert!(can_change(&first.base().file).unwrap());
-    first.faults().unwrap().complete().unwrap();
+    first.faults().unwrap().complete(&Progress::default()).unwrap();
     let base = first.base().file;
     assert!(!can_change(&base).unwrap());
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*base));

@@ -25,6 +25,7 @@ use crate::memory::lazy::served_vm::{ServedVm, zero};
 use crate::memory::prefault::map_in;
 use crate::memory::ram::GuestRam;
 use crate::memory::range::AddressRange;
+use crate::progress::Progress;
 use crate::sync::lock;
 use crate::threads;
 
@@ -106,7 +107,7 @@ impl Paging for FloorPager {
         }
     }
 
-    fn complete(&self) -> Result<()> {
+    fn complete(&self, _: &Progress) -> Result<()> {
         (0..self.shared.has_data.len() as u64).try_for_each(|chunk| self.shared.fill(chunk))
     }
 

@@ -15,6 +15,7 @@ use crate::memory::lazy::fault_service::Service;
 use crate::memory::lazy::faults::Paging;
 use crate::memory::prefault::map_in;
 use crate::memory::ram::GuestRam;
+use crate::progress::Progress;
 use crate::replay::fault_floor::FloorPager;
 use crate::replay::touch::{cached, touch};
 use crate::replay::whole_memory::read_whole;
@@ -148,7 +149,7 @@ fn floor(subject: &ReplaySubject) -> Result<PreparedMemory> {
 
 /// Unpacks the whole memory and maps it, as `Unpack::AtOnce` does.
 fn at_once(subject: &ReplaySubject) -> Result<PreparedMemory> {
-    PreparedMemory::timed(|| subject.map(Arc::new(packed(subject).unpacked()?)))
+    PreparedMemory::timed(|| subject.map(Arc::new(packed(subject).unpacked(&Progress::default())?)))
 }
 
 /// Makes an empty base, and the service that fills it.

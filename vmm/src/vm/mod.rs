@@ -22,6 +22,7 @@ use crate::machine::shared::SharedMachine;
 use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
+use crate::progress::Progress;
 use crate::run_control::{Ending, RunState};
 use crate::snapshot::format::working_set::Plan;
 use crate::snapshot::history::History;
@@ -145,6 +146,7 @@ impl Vm {
         let (stats, next) =
             writer::write(&self.machine, &mut history, options, &dir, self.recording.is_some())?;
         dir.publish()?;
+        options.progress.finish();
         log::info!(
             "snapshot {name}: paused the guest for {:.1?}; its disks took no requests for {:.1?} before the \
              pause",
@@ -171,7 +173,16 @@ impl Vm {
     /// # Errors
     /// The VM has ended, or the host refuses.
     pub fn snapshot_in_memory(&self) -> Result<Snapshot> {
-        in_memory::snapshot(&self.machine, &mut lock(&self.history))
+        self.snapshot_in_memory_with(&Progress::default())
+    }
+
+    /// As [`Vm::snapshot_in_memory`]. Reports to `progress`, which can cancel the snapshot: it copies pages,
+    /// or all of memory if the VM has written to much of it.
+    ///
+    /// # Errors
+    /// As [`Vm::snapshot_in_memory`]; or [`Error::Cancelled`], and the VM is as it was.
+    pub fn snapshot_in_memory_with(&self, progress: &Progress) -> Result<Snapshot> {
+        in_memory::snapshot(&self.machine, &mut lock(&self.history), progress)
     }
 
     /// Forks the VM: makes a VM for each of `children`, which all run on from the same instant as this one.
@@ -180,12 +191,25 @@ impl Vm {
     /// As [`Vm::snapshot_in_memory`] and [`Snapshot::restore_with`]; or two VMs would share a resource that
     /// serves one. No child is left then, and no layer file that was created for one.
     pub fn fork(&self, children: impl IntoIterator<Item = RestoreOptions>) -> Result<Vec<Self>> {
+        self.fork_with(children, &Progress::default())
+    }
+
+    /// As [`Vm::fork`]. Reports to `progress`, which can cancel the fork. A child's own
+    /// [`RestoreOptions::progress`] cancels the fork, too, once that child's turn has come.
+    ///
+    /// # Errors
+    /// As [`Vm::fork`]; or [`Error::Cancelled`].
+    pub fn fork_with(
+        &self,
+        children: impl IntoIterator<Item = RestoreOptions>,
+        progress: &Progress,
+    ) -> Result<Vec<Self>> {
         let children: Vec<_> = children.into_iter().collect();
         let overrides: Vec<_> = children.iter().map(|options| options.overrides.clone()).collect();
         sharing::check(&self.config().devices, &overrides)?;
-        let here = self.snapshot_in_memory()?;
-        let restored: Result<Vec<_>> =
-            children.into_iter().map(|options| here.restore_provisionally(options)).collect();
+        let here = self.snapshot_in_memory_with(progress)?;
+        let restore = |options| progress.check().and_then(|()| here.restore_provisionally(options));
+        let restored: Result<Vec<_>> = children.into_iter().map(restore).collect();
         Ok(restored?.into_iter().map(ProvisionalVm::keep).collect())
     }
 

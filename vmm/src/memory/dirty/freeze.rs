@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::memory::backing::map;
 use crate::memory::files::sealing;
 use crate::memory::ram::GuestRam;
+use crate::progress::Progress;
 
 /// Bytes remapped at once. A vCPU that needs a page waits 0.4 ms at most.
 const STEP: u64 = 2 << 20;
@@ -32,11 +33,11 @@ const STEP: u64 = 2 << 20;
 ///
 /// # Errors
 /// A page is unavailable; or the host refuses, and memory that is not frozen stays as it was; or a transfer
-/// pins pages, and the caller may try again.
-pub fn freeze(ram: &GuestRam) -> Result<()> {
+/// pins pages, and the caller may try again; or [`Error::Cancelled`].
+pub fn freeze(ram: &GuestRam, progress: &Progress) -> Result<()> {
     if ram.faults().is_some() {
         // All of it is private. The filler maps the base writable, so it cannot be sealed.
-        return complete(ram);
+        return complete(ram, progress);
     }
     for region in ram.regions() {
         let end = region.offset + region.len;
@@ -59,9 +60,9 @@ pub fn freeze(ram: &GuestRam) -> Result<()> {
 /// bases.
 ///
 /// # Errors
-/// A page is unavailable.
-pub fn complete(ram: &GuestRam) -> Result<()> {
-    ram.faults().map_or(Ok(()), |faults| faults.complete())
+/// A page is unavailable, or [`Error::Cancelled`].
+pub fn complete(ram: &GuestRam, progress: &Progress) -> Result<()> {
+    ram.faults().map_or(Ok(()), |faults| faults.complete(progress))
 }
 
 /// Seals the memfd against writes. A file without seals, such as a snapshot's, is left as it is.
@@ -114,8 +115,8 @@ mod tests {
         let ram = fresh();
         let word = |at| ram.guest().read_obj::<u64>(GuestAddress(at)).unwrap();
         ram.guest().write_obj(7_u64, GuestAddress(0x5000)).unwrap();
-        freeze(&ram).unwrap();
-        freeze(&ram).unwrap();
+        freeze(&ram, &Progress::default()).unwrap();
+        freeze(&ram, &Progress::default()).unwrap();
         assert_eq!((word(0x5000), word_of_base(&ram, 0x5000)), (7, 7));
         ram.guest().write_obj(8_u64, GuestAddress(0x5000)).unwrap();
         ram.guest().write_obj(9_u64, GuestAddress(SIZE - 8)).unwrap();
@@ -134,11 +135,11 @@ mod tests {
         let (ram, other) = (fresh(), GuestRam::reserve(SIZE).unwrap());
         map(&other, 0..SIZE, &ram.base().file, MapFlags::SHARED).unwrap();
         for _ in 0..2 {
-            let error = freeze(&ram).unwrap_err().to_string();
+            let error = freeze(&ram, &Progress::default()).unwrap_err().to_string();
             assert_eq!(error, "cannot seal guest memory: a transfer to or from it is still under way");
         }
         drop(other);
-        freeze(&ram).unwrap();
+        freeze(&ram, &Progress::default()).unwrap();
         assert_eq!(rustix::io::pwrite(&ram.base().file, b"x", 0), Err(Errno::PERM));
     }
 
@@ -170,7 +171,7 @@ mod tests {
                     round
                 })
             });
-            freeze(&ram).unwrap();
+            freeze(&ram, &Progress::default()).unwrap();
             stop.store(true, Ordering::Relaxed);
             writers.map(|writer| writer.join().unwrap())
         });

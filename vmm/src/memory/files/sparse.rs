@@ -28,9 +28,14 @@ pub fn whole_while(from: &File, to: &File, goes_on: impl Fn(u64) -> bool) -> io:
     }
     let len = from.metadata()?.len();
     to.set_len(len)?;
+    data_while(from, to, 0..len, goes_on)
+}
+
+/// As [`data`], with `goes_on` as for [`whole_while`].
+pub fn data_while(from: &File, to: &File, at: Range<u64>, goes_on: impl Fn(u64) -> bool) -> io::Result<u64> {
     let mut copied = 0;
     let mut is_on = true;
-    each_with_data(from, 0..len, |found| {
+    each_with_data(from, at, |found| {
         for start in found.clone().step_by(STEP) {
             let end = found.end.min(start + STEP as u64);
             if is_on {
@@ -42,6 +47,16 @@ pub fn whole_while(from: &File, to: &File, goes_on: impl Fn(u64) -> bool) -> io:
         Ok(())
     })?;
     Ok(copied)
+}
+
+/// Number of bytes of data in a range of a file.
+pub fn data_len(file: &File, at: Range<u64>) -> io::Result<u64> {
+    let mut found = 0;
+    each_with_data(file, at, |data| {
+        found += data.end - data.start;
+        Ok(())
+    })?;
+    Ok(found)
 }
 
 /// Copies a range of a file to the same range of another. Returns the number of bytes copied.
@@ -71,7 +86,7 @@ fn punch(file: &File, at: &Range<u64>) -> io::Result<bool> {
 }
 
 /// Copies the data of a range to a file with holes there. Returns the number of bytes copied.
-pub fn data(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
+fn data(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
     let mut copied = 0;
     each_with_data(from, at, |found| {
         copied += found.end - found.start;

@@ -44,6 +44,7 @@ use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::read_only;
 use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::range::AddressRange;
+use crate::progress::Progress;
 use crate::sync::lock;
 use crate::threads;
 
@@ -173,7 +174,7 @@ impl Service {
     /// # Errors
     /// A chunk is unavailable; or the base cannot be sealed, though it is complete.
     pub fn complete_and_seal(&self) -> Result<()> {
-        self.shared.filler.complete()?;
+        self.shared.filler.complete(&Progress::default())?;
         if let Err(error) = self.shared.filler.seal() {
             log::warn!(
                 "cannot seal the memory that VMs share, so it cannot be given to other processes: {error}"
@@ -269,8 +270,8 @@ impl Paging for Service {
         self.expect_several();
     }
 
-    fn complete(&self) -> Result<()> {
-        self.shared.filler.complete()
+    fn complete(&self, progress: &Progress) -> Result<()> {
+        self.shared.filler.complete(progress)
     }
 
     /// Reads a list ahead once for all VMs that name it. Diffs over one base have lists of their own.

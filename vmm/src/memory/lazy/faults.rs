@@ -26,6 +26,7 @@ use crate::memory::PAGE;
 use crate::memory::lazy::known_pages::KnownPages;
 use crate::memory::lazy::prefetch::{PageRanges, Reading};
 use crate::memory::range::AddressRange;
+use crate::progress::Progress;
 use crate::sync::lock;
 use crate::threads;
 
@@ -61,11 +62,12 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// process prepares by itself.
     fn expect_several(&self) {}
 
-    /// Completes the base: from then on a hole is a page of zeros.
+    /// Completes the base: from then on a hole is a page of zeros. `progress` counts the bytes that this
+    /// process fetches.
     ///
     /// # Errors
-    /// A chunk is unavailable.
-    fn complete(&self) -> Result<()>;
+    /// A chunk is unavailable, or [`Error::Cancelled`](crate::Error::Cancelled).
+    fn complete(&self, progress: &Progress) -> Result<()>;
 
     /// Starts fetching the missing pages of these ranges, in their order, and returns at once. A chunk that
     /// is unavailable then is left to the fault that touches it.
@@ -199,9 +201,9 @@ impl Faults {
     /// Completes the base. From then on a hole in it is a page of zeros.
     ///
     /// # Errors
-    /// A chunk is unavailable. The VM runs on.
-    pub fn complete(&self) -> Result<()> {
-        self.paging.complete()
+    /// As [`Paging::complete`]. The VM runs on.
+    pub fn complete(&self, progress: &Progress) -> Result<()> {
+        self.paging.complete(progress)
     }
 
     /// Fetches a range of memory on this thread, if this process answers the faults. Returns whether it does.

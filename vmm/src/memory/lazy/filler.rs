@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::files::data::data_ranges;
 use crate::memory::files::sealing::seal;
+use crate::progress::Progress;
 use crate::sync::lock;
 use crate::threads;
 
@@ -310,12 +311,18 @@ impl Filler {
     /// base. Looks for chunks in the file itself, because another filler may have put some there.
     ///
     /// # Errors
-    /// As [`Filler::fill`], of the first chunk that fails.
-    pub fn complete(&self) -> Result<()> {
+    /// As [`Filler::fill`], of the first chunk that fails; or [`Error::Cancelled`].
+    pub fn complete(&self, progress: &Progress) -> Result<()> {
         let data = data_ranges(&self.memfd, self.len()).map_err(|source| {
             Error::file("look for holes in", Path::new("guest memory").display(), source)
         })?;
         let chunks = self.len().div_ceil(self.chunk_len());
+        let is_there = |range: &Range<u64>| {
+            let before = data.partition_point(|data| data.end < range.end);
+            data.get(before).is_some_and(|data| data.start <= range.start)
+        };
+        let missing = (0..chunks).map(|chunk| self.range(chunk)).filter(|range| !is_there(range));
+        progress.expect(missing.map(|range| range.end - range.start).sum());
         let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
         let work = || {
             let mut tools = self.tools(FillReason::All);
@@ -325,12 +332,11 @@ impl Filler {
                     return;
                 }
                 let range = self.range(chunk);
-                let before = data.partition_point(|data| data.end < range.end);
-                let is_there = data.get(before).is_some_and(|data| data.start <= range.start);
-                if is_there {
+                if is_there(&range) {
                     continue;
                 }
-                if let Err(error) = self.fill(chunk, &mut tools) {
+                let filled = progress.check().and_then(|()| self.fill(chunk, &mut tools));
+                if let Err(error) = filled.and_then(|_| progress.add(range.end - range.start)) {
                     lock(&failed).get_or_insert(error);
                 }
             }

@@ -29,6 +29,7 @@ use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::memory::reclaim::give_back;
 use crate::memory::testing::{Hangs, kernel_reads};
+use crate::progress::Progress;
 use crate::sync::lock;
 use crate::testing::{limited, wait_until};
 
@@ -243,7 +244,7 @@ fn base_is_complete_after_a_freeze() {
     write(&ram, 0, 5);
     write(&ram, 2 * CHUNK, 6);
     read(&ram, 3 * CHUNK + 5 * PAGE); // zeros
-    freeze(&ram).unwrap();
+    freeze(&ram, &Progress::default()).unwrap();
     let base = ram.base().file;
     for at in (0..len).step_by(8) {
         let mut bytes = [0; 8];
@@ -259,7 +260,7 @@ fn base_is_complete_after_a_freeze() {
     );
     // A second freeze fetches nothing, and the base refuses writers.
     let reads = source.reads.load(Ordering::SeqCst);
-    service.complete().unwrap();
+    service.complete(&Progress::default()).unwrap();
     assert!(
         source.reads.load(Ordering::SeqCst) <= reads + len / CHUNK / 3 + 1,
         "zeros alone are asked for again"
@@ -277,11 +278,25 @@ fn base_is_complete_after_a_freeze() {
 fn freeze_over_a_damaged_chunk_fails_and_the_vm_continues() {
     let (_, service) = service(LEN);
     let ram = vm(&service, None);
-    let error = crate::error::report(&freeze(&ram).unwrap_err());
+    let error = crate::error::report(&freeze(&ram, &Progress::default()).unwrap_err());
     assert!(error.contains("/the/pack: is damaged in chunk 17"), "{error}");
     sound().for_each(|at| assert_eq!(read(&ram, at), word(at)));
     assert!(!ram.faults().unwrap().has_failed());
     whole(&service).unwrap();
+}
+
+#[test]
+fn completion_counts_missing_chunks_and_is_cancelled_midway() {
+    let len = 16 * CHUNK;
+    let (source, service) = service(len);
+    let cancelled = Progress::cancelling_at(1);
+    assert!(matches!(service.complete(&cancelled), Err(Error::Cancelled)));
+    let cores = std::thread::available_parallelism().unwrap().get() as u64;
+    assert!(source.reads.load(Ordering::SeqCst) <= cores.min(16));
+    let progress = Progress::default();
+    service.complete(&progress).unwrap();
+    assert_eq!((progress.done(), cancelled.total()), (progress.total(), len));
+    assert!((1..=len).contains(&progress.total()), "{progress:?}");
 }
 
 #[test]

@@ -102,10 +102,17 @@ fn served(here: &Here, puppet: &Puppet) -> (Arc<Pager>, GuestRam, (OwnedFd, Owne
 
 /// Fetches all of a VM's memory on a thread.
 fn complete(ram: &GuestRam) -> Receiver<std::result::Result<(), String>> {
+    complete_until_cancelled(ram, &Progress::default())
+}
+
+fn complete_until_cancelled(
+    ram: &GuestRam,
+    progress: &Progress,
+) -> Receiver<std::result::Result<(), String>> {
     let (told, outcome) = mpsc::channel();
-    let ram = ram.clone();
+    let (ram, progress) = (ram.clone(), progress.clone());
     thread::spawn(move || {
-        let done = ram.faults().unwrap().complete();
+        let done = ram.faults().unwrap().complete(&progress);
         told.send(done.map_err(|error| report(&error)))
     });
     outcome
@@ -140,6 +147,20 @@ fn pager_whose_socket_was_full_is_asked_to_complete_once_there_is_room() {
     limited("the VM asks for all of its memory", heard);
     send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
     assert_eq!(outcome.recv_timeout(LIMIT).expect("it ends"), Ok(()));
+}
+
+#[test]
+fn waiting_for_a_pager_to_complete_can_be_cancelled() {
+    let here = Here::new("cancelled");
+    let puppet = Puppet::new(&here);
+    let (_pager, ram, (socket, _userfault)) = served(&here, &puppet);
+    let progress = Progress::default();
+    let outcome = complete_until_cancelled(&ram, &progress);
+    let heard = || while !matches!(hear(&socket).expect("it is connected").0, Ask::Complete) {};
+    limited("the VM asks for all of its memory", heard);
+    progress.cancel();
+    let error = outcome.recv_timeout(LIMIT).expect("it ends").unwrap_err();
+    assert_eq!(error, report(&Error::Cancelled));
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! is refused. The clusters' data has no digest: computing one would have to read data that a copy shares
 //! with the layer by reflink.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -26,6 +27,7 @@ use crate::machine::Machine;
 use crate::machine::shared::SharedMachine;
 use crate::memory::PAGE;
 use crate::memory::files::sparse;
+use crate::progress::Progress;
 use crate::run_control::RunState;
 use crate::snapshot::format::digest;
 use crate::store::dir::NewDir;
@@ -105,14 +107,25 @@ impl LayerCopies {
         self.0.iter().map(|one| one.copy.copied()).sum()
     }
 
-    /// Copies the bulk of all layers.
+    /// Copies the bulk of all layers. `progress` counts [`LayerCopies::bytes`].
     ///
     /// # Errors
-    /// The host refuses to read or to write one.
-    pub fn copy_bulk(&mut self) -> Result<()> {
-        self.0
-            .iter_mut()
-            .try_for_each(|LayerBeingCopied { id, copy, .. }| copy.copy_bulk().map_err(failed(id)))
+    /// The host refuses to read or to write one, or [`Error::Cancelled`].
+    pub fn copy_bulk(&mut self, progress: &Progress) -> Result<()> {
+        // A layer may have grown since its copy began, and a file system may share its blocks after all.
+        let uncounted = Cell::new(self.bytes());
+        progress.expect(uncounted.get());
+        let goes_on = |bytes: u64| {
+            let counted = bytes.min(uncounted.get());
+            uncounted.set(uncounted.get() - counted);
+            progress.add(counted).is_ok()
+        };
+        for LayerBeingCopied { id, copy, .. } in &mut self.0 {
+            if !copy.copy_bulk(&goes_on).map_err(failed(id))? {
+                return Err(Error::Cancelled);
+            }
+        }
+        progress.add(uncounted.get())
     }
 
     /// Collects the writes since the last call. Returns the amount left to copy, in pages.
@@ -227,24 +240,36 @@ impl LayerFiles {
     }
 
     /// Copies the layers of a VM with these devices into a snapshot at `to`, if they have the digests
-    /// `named`. Returns their digests.
+    /// `named`. Returns their digests. `progress` counts the layers' data.
     ///
     /// # Errors
-    /// As [`LayerFiles::open`]; or the host refuses to write one.
+    /// As [`LayerFiles::open`]; or the host refuses to write one; or [`Error::Cancelled`].
     pub fn carry(
         &self,
         devices: &Devices,
         named: &BTreeMap<String, String>,
         to: &NewDir,
+        progress: &Progress,
     ) -> Result<BTreeMap<String, String>> {
-        let carry = |(id, (layer, digest)): (String, (File, String))| {
+        let carry = |((id, (layer, digest)), len): ((String, (File, String)), u64)| {
             let name = name_of(&id);
+            let failed = |source| to.failed_to_write(&name, source);
             let copy = to.create(&name)?;
-            let copied = sparse::whole(&layer, &copy).and_then(|_| copy.sync_all());
-            copied.map_err(|source| to.failed_to_write(&name, source))?;
+            let copied = sparse::whole_while(&layer, &copy, |bytes| progress.add(bytes).is_ok());
+            // Shared blocks count, too.
+            progress.add(len.saturating_sub(copied.map_err(failed)?))?;
+            copy.sync_all().map_err(failed)?;
             Ok((id, digest))
         };
-        self.open(devices, named)?.into_iter().map(carry).collect()
+        let layers = self.open(devices, named)?;
+        let len_of = |(id, (layer, _)): (&String, &(File, String))| {
+            let failed = |source| Error::file("read layer of disk", id, source);
+            let len = layer.metadata().and_then(|metadata| sparse::data_len(layer, 0..metadata.len()));
+            len.map_err(failed)
+        };
+        let lens = layers.iter().map(len_of).collect::<Result<Vec<_>>>()?;
+        progress.expect(lens.iter().sum());
+        layers.into_iter().zip(lens).map(carry).collect()
     }
 
     /// Checks that a restored machine's disks lie over layers with the digests `named`. The machine has them
@@ -332,14 +357,17 @@ impl Drop for FreshLayers {
 /// Gives each disk of `devices` that has a layer a fresh layer over the snapshot's. It lies at its configured
 /// path if `placed` has the disk's id, otherwise in a file without a name that ends with the VM. The layers
 /// of a fork have no names and end with its VMs too. A path given for a child's layer therefore gets a copy:
-/// a layer over a nameless one could not be opened later.
+/// a layer over a nameless one could not be opened later. `progress` counts the bytes of such
+/// a copy.
 ///
 /// # Errors
-/// The snapshot lacks a layer, the file for a fresh one exists, or the host refuses.
+/// The snapshot lacks a layer, the file for a fresh one exists, or the host refuses; or
+/// [`Error::Cancelled`].
 pub fn create_restore_layers(
     from: &LayerFiles,
     devices: &mut Devices,
     placed: &BTreeSet<String>,
+    progress: &Progress,
 ) -> Result<FreshLayers> {
     let mut fresh = FreshLayers::default();
     for disk in &mut devices.disks {
@@ -366,8 +394,9 @@ pub fn create_restore_layers(
         };
         disk.beneath = match (from, kept) {
             (LayerFiles::Held(_), Some(kept)) => {
-                copy_layer(&found, &kept)
-                    .map_err(|source| Error::file("copy layer to", layer.to_string(), source))?;
+                let copied = copy_layer(&found, &kept, progress);
+                progress.check()?;
+                copied.map_err(|source| Error::file("copy layer to", layer.to_string(), source))?;
                 None
             }
             _ => Some(found),
@@ -378,23 +407,32 @@ pub fn create_restore_layers(
 
 /// Copies a layer into an empty file, with a fresh id, and syncs the copy unless it has no name: a crash
 /// removes such a file.
-fn copy_layer(from: &FileRef, to: &File) -> io::Result<()> {
+fn copy_layer(from: &FileRef, to: &File, progress: &Progress) -> io::Result<()> {
     let found = to.metadata()?;
     if found.len() > 0 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is not empty"));
     }
     let has_name = found.nlink() > 0;
-    copy_in_steps(from, to, || if has_name { to.sync_data() } else { Ok(()) })
+    copy_in_steps(from, to, progress, || if has_name { to.sync_data() } else { Ok(()) })
 }
 
 /// Copies a layer, with a sync after each step. After a power cut the file is a complete copy, or an
 /// incomplete one that becomes an empty layer when a VM opens it.
-fn copy_in_steps(from: &FileRef, to: &File, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+fn copy_in_steps(
+    from: &FileRef,
+    to: &File,
+    progress: &Progress,
+    sync: impl Fn() -> io::Result<()>,
+) -> io::Result<()> {
     let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
     let from = from.open("open layer").map_err(io::Error::other)?;
     let mut map = ClusterMap::load_any(&from)?.map_err(invalid)?;
     map.begin_copy(to)?;
-    sparse::data(&from, to, map.data()..map.end())?; // shares blocks where the file system can
+    let data = map.data()..map.end();
+    progress.expect(sparse::data_len(&from, data.clone())?);
+    // Shares blocks where the file system can.
+    sparse::data_while(&from, to, data, |bytes| progress.add(bytes).is_ok())?;
+    progress.check().map_err(io::Error::other)?;
     sync()?;
     map.write_bits(to)?;
     sync()?;

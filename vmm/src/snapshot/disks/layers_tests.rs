@@ -81,7 +81,7 @@ fn copied_layer_is_whole_or_empty_after_a_power_cut() {
         *synced.borrow_mut() = written;
         Ok(())
     };
-    copy_in_steps(&given, &to, sync).unwrap();
+    copy_in_steps(&given, &to, &Progress::default(), sync).unwrap();
     assert!(left(&synced.borrow()), "the fork has ended, and its copy is whole");
     assert!(bytes() == *synced.borrow());
     let named = |file| ClusterMap::load_any(file).unwrap().unwrap().identity();
@@ -94,14 +94,28 @@ fn copied_layer_is_no_layer_before_its_data_is_synced() {
     let (from, to) = (layer(), create(&place).unwrap());
     apart(move || {
         refuse_calls(&[libc::SYS_fdatasync, libc::SYS_fsync], libc::EIO);
-        copy_layer(&FileRef::Fd(from.as_raw_fd()), &to).expect_err("the host cannot sync it");
+        copy_layer(&FileRef::Fd(from.as_raw_fd()), &to, &Progress::default())
+            .expect_err("the host cannot sync it");
         assert!(!is_whole(&to));
         to.set_len(0).unwrap();
         // Without a name it is gone after a power cut, and not worth the wait.
         fs::remove_file(place).unwrap();
-        copy_layer(&FileRef::Fd(from.as_raw_fd()), &to).unwrap();
+        copy_layer(&FileRef::Fd(from.as_raw_fd()), &to, &Progress::default()).unwrap();
         assert!(is_whole(&to));
     });
+}
+
+#[test]
+fn cancelled_copy_is_no_layer() {
+    let (from, to) = (layer(), in_memory());
+    let from = FileRef::Fd(from.as_raw_fd());
+    let progress = Progress::cancelling_at(1);
+    assert!(copy_layer(&from, &to, &progress).is_err() && progress.check().is_err());
+    assert!(!is_whole(&to) && progress.done() < progress.total(), "{progress:?}");
+    to.set_len(0).unwrap();
+    let progress = Progress::default();
+    copy_layer(&from, &to, &progress).unwrap();
+    assert!(is_whole(&to) && progress.done() == progress.total(), "{progress:?}");
 }
 
 #[test]
@@ -122,4 +136,25 @@ fn layer_that_is_replaced_by_a_link_after_it_was_found_is_not_followed() {
     assert!(error.contains("disk-root.layer: is not a regular file"), "{error}");
     assert!(source.find("other").unwrap_err().to_string().contains("is missing"));
     fs::remove_dir_all(&place).unwrap();
+}
+
+#[test]
+fn carried_layers_are_counted_and_cancelled_midway() {
+    let scratch = std::env::temp_dir().join(format!("volt-carried-{}", std::process::id()));
+    let place = scratch.join("new");
+    fs::create_dir_all(&scratch).unwrap();
+    let disk = serde_json::json!({"id": "root", "path": "/root", "layer": "/layer"});
+    let disks = vec![serde_json::from_value(disk).unwrap()];
+    let devices = Devices { disks, ..Devices::default() };
+    let from = LayerFiles::Held(BTreeMap::from([("root".to_owned(), layer())]));
+    let carry = |progress: &Progress| {
+        let dir = NewDir::begin(&place).unwrap();
+        from.carry(&devices, &BTreeMap::new(), &dir, progress)
+    };
+    let progress = Progress::default();
+    assert_eq!(carry(&progress).unwrap().len(), 1);
+    assert!(progress.total() >= 2 * CLUSTER && progress.done() == progress.total(), "{progress:?}");
+    let progress = Progress::cancelling_at(1);
+    assert!(matches!(carry(&progress), Err(Error::Cancelled)));
+    fs::remove_dir_all(&scratch).unwrap();
 }

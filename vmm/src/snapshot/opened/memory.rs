@@ -138,8 +138,13 @@ impl SnapshotMemory {
     /// The backing for a restored VM's RAM, with the diff's pages over it.
     ///
     /// # Errors
-    /// As [`SnapshotMemory::base`]; or the host refuses a userfaultfd.
-    pub fn backing(&self, unpack: &Unpack, pages: Option<OverlayPages>) -> Result<Backing> {
+    /// As [`SnapshotMemory::base_with`]; or the host refuses a userfaultfd.
+    pub fn backing(
+        &self,
+        unpack: &Unpack,
+        pages: Option<OverlayPages>,
+        progress: &Progress,
+    ) -> Result<Backing> {
         match (self, unpack) {
             (Self::Packed(Packed { pack, paging, .. }), Unpack::OnTouch) => {
                 let mut paging = lock(paging);
@@ -157,7 +162,7 @@ impl SnapshotMemory {
                 step_done("pager");
                 Ok(Backing::Lazy { paging: Arc::new(pager), pages })
             }
-            _ => Ok(Backing::Private { base: self.base()?, pages }),
+            _ => Ok(Backing::Private { base: self.base_with(progress)?, pages }),
         }
     }
 
@@ -215,6 +220,14 @@ impl SnapshotMemory {
     /// # Errors
     /// The pack is damaged, or the host lacks memory for it.
     pub fn base(&self) -> Result<Arc<File>> {
+        self.base_with(&Progress::default())
+    }
+
+    /// As [`SnapshotMemory::base`]. `progress` counts the bytes that are unpacked.
+    ///
+    /// # Errors
+    /// As [`SnapshotMemory::base`]; or [`Error::Cancelled`]. A later call then unpacks all of it anew.
+    pub fn base_with(&self, progress: &Progress) -> Result<Arc<File>> {
         let packed = match self {
             Self::Raw(file, _) => return Ok(Arc::clone(file)),
             Self::Packed(packed) => packed,
@@ -223,7 +236,7 @@ impl SnapshotMemory {
         if let Some(base) = &*base {
             return Ok(Arc::clone(base));
         }
-        let file = packed.unpacked()?;
+        let file = packed.unpacked(progress)?;
         step_done("memory unpack");
         Ok(Arc::clone(base.insert(Arc::new(file))))
     }
@@ -252,10 +265,11 @@ impl Packed {
     /// Unpacks all of the memory anew, verified and sealed.
     ///
     /// # Errors
-    /// As [`SnapshotMemory::base`].
-    pub fn unpacked(&self) -> Result<File> {
+    /// As [`SnapshotMemory::base_with`].
+    pub fn unpacked(&self, progress: &Progress) -> Result<File> {
         let file = fresh(self.pack.memory_len())?;
-        unpack(&self.pack, (&file, Path::new("unpacked guest memory")), &Progress::default())?;
+        progress.expect(self.pack.memory_len());
+        unpack(&self.pack, (&file, Path::new("unpacked guest memory")), progress)?;
         seal(&file)?;
         Ok(file)
     }

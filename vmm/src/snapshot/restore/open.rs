@@ -248,8 +248,10 @@ impl Snapshot {
     /// Makes a halted machine of the snapshot, with the other parts of a VM.
     ///
     /// # Errors
-    /// The host refuses memory, a VM, or a part of the state.
+    /// The host refuses memory, a VM, or a part of the state; or [`Error::Cancelled`].
     pub(crate) fn restored(&self, options: RestoreOptions, first: FirstVcpu) -> Result<Restored> {
+        options.progress.begin(0);
+        options.progress.check()?;
         let ahead = self.ahead(&options)?;
         let notes = options.record.map(|marker| TouchLog::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
@@ -260,10 +262,11 @@ impl Snapshot {
         options.overrides.clone().apply(&mut config.devices)?;
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
-        let mut layers = layers::create_restore_layers(&self.layers, &mut config.devices, &placed)?;
+        let mut layers =
+            layers::create_restore_layers(&self.layers, &mut config.devices, &placed, &options.progress)?;
         let backing = match &notes {
             Some(notes) => self.noting(&options.unpack, notes)?,
-            None => self.memory.backing(unpack, self.over.clone())?,
+            None => self.memory.backing(unpack, self.over.clone(), &options.progress)?,
         };
         let shape = VmShape { logs_writes: options.rewindable, ..VmShape::of(&config) };
         let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));

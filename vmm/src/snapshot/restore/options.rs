@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::config::Overrides;
 use crate::console::Console;
 use crate::machine::pool::Pool;
+use crate::progress::Progress;
 use crate::snapshot::disks::images::ChangedImages;
 use crate::snapshot::opened::memory::Unpack;
 use crate::snapshot::restore::record::RecordUntil;
@@ -38,6 +39,9 @@ pub struct RestoreOptions {
     /// snapshot in place of an earlier recording. Memory is then filled page by page and nothing is read
     /// ahead, so the VM is slow and stays so.
     pub record: Option<RecordUntil>,
+    /// Counts bytes of packed memory unpacked before the VM runs ([`Unpack::AtOnce`]), and of layers copied
+    /// to paths for a fork's child. Cancelling leaves no VM.
+    pub progress: Progress,
 }
 
 impl Default for RestoreOptions {
@@ -54,6 +58,7 @@ impl Default for RestoreOptions {
             unpack: Unpack::default(),
             prefetch: true,
             record: None,
+            progress: Progress::default(),
         }
     }
 }
@@ -117,5 +122,11 @@ impl RestoreOptions {
     #[must_use]
     pub fn prefetch(self, prefetch: bool) -> Self {
         Self { prefetch, ..self }
+    }
+
+    /// Reports to `progress`, which can cancel the restore.
+    #[must_use]
+    pub fn progress(self, progress: &Progress) -> Self {
+        Self { progress: progress.clone(), ..self }
     }
 }

@@ -96,7 +96,8 @@ pub(crate) struct CaptureRequest<'a> {
     pub max_pause: Option<Duration>,
     /// Whether the caller also reads the base under the pages.
     pub reads_base: bool,
-    /// Counts the bytes of the first pass. Cancels the capture.
+    /// Counts the bytes of a base that is fetched, of the first pass, of layers, and of copies that leave
+    /// memory. Cancels the capture.
     pub progress: &'a Progress,
 }
 
@@ -106,7 +107,7 @@ pub(crate) trait SideCapture {
     type Taken;
 
     /// Copies the bulk into reserved space, while the guest runs.
-    fn copy_bulk(&mut self) -> Result<()>;
+    fn copy_bulk(&mut self, progress: &Progress) -> Result<()>;
 
     /// Collects the writes since the last call. Returns the amount left to copy, in pages.
     fn look(&mut self) -> u64;
@@ -149,7 +150,7 @@ pub(crate) fn capture<B: SideCapture>(
     let ram = vm.on_machine(|machine| machine.shell().ram.clone());
     // A base that faults fill never changes. Its holes matter only to readers of the base.
     if request.reads_base || ram.faults().is_none() {
-        freeze(&ram)?;
+        freeze(&ram, request.progress)?;
     }
     vm.on_machine(|machine| machine.shell().watch_writes())?;
     let none = PageSet::none(ram.len());
@@ -169,7 +170,8 @@ pub(crate) fn capture<B: SideCapture>(
     let (state, more) = passes.run(request)?;
     let Passes { pages, mut unneeded, stats, copies, .. } = passes;
     unneeded.remove_all(&pages);
-    Ok((Capture { base: ram.base().file, pages, copy: copies.settle()?, unneeded, state, stats }, more))
+    let copy = copies.settle(request.progress)?;
+    Ok((Capture { base: ram.base().file, pages, copy, unneeded, state, stats }, more))
 }
 
 /// The machine's state, and the state beside memory.
@@ -236,7 +238,7 @@ impl<B: SideCapture> Passes<'_, B> {
             PagesToCapture::Written(also) => before.and(also),
         };
         self.copies.reserve(&self.pages, &self.unneeded)?;
-        self.beside.copy_bulk()?;
+        self.beside.copy_bulk(progress)?;
         self.copies.take_first(&self.pages, progress)
     }
 
@@ -263,8 +265,11 @@ impl<B: SideCapture> Passes<'_, B> {
                 return Err(error);
             }
             self.copies.settle_log()?;
-            let (copied, took) = timed(|| self.take(RunState::Running, 0, |_| true));
-            copied?;
+            let go_on = |_| request.progress.check().is_ok();
+            let (copied, took) = timed(|| self.take(RunState::Running, 0, go_on));
+            if !copied? {
+                return Err(Error::Cancelled);
+            }
             self.beside_left = 0;
             limit.iter_mut().for_each(|limit| limit.copied(look.left, took));
             self.stats.passes += 1;

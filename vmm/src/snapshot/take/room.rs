@@ -6,7 +6,6 @@
 
 use std::cell::OnceCell;
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::captured::populated;
@@ -16,6 +15,7 @@ use crate::memory::PAGE;
 use crate::memory::dirty::freeze;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
+use crate::progress::Progress;
 use crate::snapshot::format::holes::is_zero;
 use crate::snapshot::opened::memory::LazyMemory;
 use crate::snapshot::take::capture::SpaceOnDisk;
@@ -45,12 +45,20 @@ pub(crate) struct DiskSpace<'a> {
     layers: u64,
     /// Memory that fills the VM's base on touch.
     lazy: Option<LazyMemory>,
+    /// Cancels reading memory.
+    progress: &'a Progress,
     reserved: OnceCell<SpaceReservation>,
 }
 
 impl<'a> DiskSpace<'a> {
-    pub fn new(dir: &'a NewDir, written: MemoryToWrite, layers: u64, lazy: Option<LazyMemory>) -> Self {
-        Self { dir, written, layers, lazy, reserved: OnceCell::new() }
+    pub fn new(
+        dir: &'a NewDir,
+        written: MemoryToWrite,
+        layers: u64,
+        lazy: Option<LazyMemory>,
+        progress: &'a Progress,
+    ) -> Self {
+        Self { dir, written, layers, lazy, progress, reserved: OnceCell::new() }
     }
 
     /// Reserves `bytes` more, for clusters written meanwhile.
@@ -79,7 +87,7 @@ impl<'a> DiskSpace<'a> {
             let least = self.dir.reserve(pages.len() * PAGE + STATE + self.layers);
             drop(least.map_err(|_| lacks_room)?);
             // The snapshot completes the base anyway, after the pages are copied.
-            freeze::complete(ram)?;
+            freeze::complete(ram, self.progress)?;
             self.of_whole(ram, unneeded, pages)
         })
     }
@@ -90,8 +98,7 @@ impl<'a> DiskSpace<'a> {
         self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|_| {
             let mut of_base = all;
             of_base.remove_all(pages);
-            let zeros = zeros(&base, &of_base)
-                .map_err(|source| Error::host("look for pages of zeros in guest memory", source))?;
+            let zeros = zeros(&base, &of_base, self.progress)?;
             self.dir.reserve((of_base.len() + pages.len() - zeros) * PAGE + STATE + self.layers)
         })
     }
@@ -121,11 +128,13 @@ impl SpaceOnDisk for DiskSpace<'_> {
 }
 
 /// Counts the pages of a file that are all zeros.
-fn zeros(file: &File, pages: &PageSet) -> io::Result<u64> {
+fn zeros(file: &File, pages: &PageSet, progress: &Progress) -> Result<u64> {
+    let failed = |source| Error::host("look for pages of zeros in guest memory", source);
     let (mut found, mut buffer) = (0, vec![0; 1 << 20]);
     for step in pages.page_ranges_up_to(buffer.len() as u64) {
         let bytes = &mut buffer[..(step.end - step.start) as usize];
-        file.read_exact_at(bytes, step.start)?;
+        progress.check()?;
+        file.read_exact_at(bytes, step.start).map_err(failed)?;
         found += bytes.chunks(PAGE as usize).filter(|page| is_zero(page)).count() as u64;
     }
     Ok(found)

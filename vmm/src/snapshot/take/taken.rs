@@ -9,6 +9,7 @@ use crate::devices::virtio::block::Image;
 use crate::error::Result;
 use crate::machine::Machine;
 use crate::machine::shared::SharedMachine;
+use crate::progress::Progress;
 use crate::run_control::RunState;
 use crate::snapshot::disks::images;
 use crate::snapshot::disks::layers;
@@ -64,10 +65,10 @@ pub(crate) fn take(
 impl SideCapture for DiskCapture<'_> {
     type Taken = (VmConfig, BTreeMap<String, Image>);
 
-    fn copy_bulk(&mut self) -> Result<()> {
+    fn copy_bulk(&mut self, progress: &Progress) -> Result<()> {
         about_to_write(self.room, self.layers.bytes());
         images::warm(self.vm)?;
-        self.layers.copy_bulk()
+        self.layers.copy_bulk(progress)
     }
 
     fn look(&mut self) -> u64 {

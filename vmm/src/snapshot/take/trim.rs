@@ -14,6 +14,7 @@ use crate::devices::virtio_slots::BALLOON;
 use crate::error::{Error, Invalid, Result};
 use crate::machine::Machine;
 use crate::machine::shared::SharedMachine;
+use crate::progress::Progress;
 use crate::run_control::RunState;
 use crate::sync::lock;
 
@@ -36,8 +37,9 @@ impl<'a> BalloonTrim<'a> {
     /// Raises the balloon's target to all that the guest can spare, and waits for the guest.
     ///
     /// # Errors
-    /// The VM does not run, has no balloon, or no statistics tell what the guest can spare.
-    pub fn of(vm: &'a SharedMachine) -> Result<Self> {
+    /// The VM does not run, has no balloon, or no statistics tell what the guest can spare; or
+    /// [`Error::Cancelled`].
+    pub fn of(vm: &'a SharedMachine, progress: &Progress) -> Result<Self> {
         let state = match vm.state() {
             RunState::Running => None,
             RunState::Paused => Some("is paused"),
@@ -55,15 +57,16 @@ impl<'a> BalloonTrim<'a> {
         let trimmed = Self { vm, before: balloon.target_mib };
         if goal > balloon.actual_mib {
             vm.set_balloon(goal)?;
-            trimmed.wait(goal)?;
+            trimmed.wait(goal, progress)?;
         }
         Ok(trimmed)
     }
 
     /// Waits until the guest returned `goal` MiB, or returns no more.
-    fn wait(&self, goal: u64) -> Result<()> {
+    fn wait(&self, goal: u64, progress: &Progress) -> Result<()> {
         let (mut most, mut since) = (0, Instant::now());
         while self.vm.state() == RunState::Running && since.elapsed() < PATIENCE {
+            progress.check()?;
             let actual = self.vm.balloon()?.actual_mib;
             if actual >= goal {
                 break;

@@ -132,7 +132,8 @@ pub(crate) fn write(
     let bytes = vm.config().memory_bytes();
     let progress = &options.progress;
     // One phase copies the pages. Raw memory is written in a second; packing and its digest take two.
-    progress.begin(bytes * if options.packing.is_some() { 3 } else { 2 });
+    let to_write = bytes * if options.packing.is_some() { 2 } else { 1 };
+    progress.begin(bytes + to_write);
     let over = match options.kind {
         SnapshotKind::Full => None,
         SnapshotKind::Diff => relative_to(vm, history)?,
@@ -143,10 +144,10 @@ pub(crate) fn write(
         (None, Some(_)) => (PACK_FILE, dir.scratch()?),
     };
     memory.set_len(bytes).map_err(|source| dir.failed_to_write(name, source))?;
-    let trimmed = options.trim.then(|| BalloonTrim::of(vm)).transpose()?;
+    let trimmed = options.trim.then(|| BalloonTrim::of(vm, progress)).transpose()?;
     let layers = LayerCopies::into_directory(vm, dir)?;
     let lazy = history.lazy().cloned();
-    let room = DiskSpace::new(dir, written(over.as_ref(), options), layers.bytes(), lazy.clone());
+    let room = DiskSpace::new(dir, written(over.as_ref(), options), layers.bytes(), lazy.clone(), progress);
     let beside = DiskCapture { vm, layers, room: Some(&room), trimmed };
     let to =
         CopyTarget { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
@@ -156,7 +157,7 @@ pub(crate) fn write(
     let request =
         CaptureRequest { act: "take a snapshot", pages, max_pause: options.max_pause, reads_base, progress };
     let VmAtInstant { captured, config, mut metadata, layers } = take(history, &request, to, beside)?;
-    progress.reach(bytes)?;
+    progress.reach_all_but(to_write)?;
     let next = match over {
         // A capture of only written pages can only become a diff. The next snapshot is a full one then.
         Some(Lineage { base, may_differ })
@@ -171,7 +172,7 @@ pub(crate) fn write(
             if over.is_some() {
                 dir.rename(DIFF_FILE, MEMORY_FILE)?;
                 // A diff did not need the base, so it was not frozen.
-                freeze::complete(&vm.on_machine(|machine| machine.shell().ram.clone()))?;
+                freeze::complete(&vm.on_machine(|machine| machine.shell().ram.clone()), progress)?;
             }
             let (file, digest) = write_whole(&captured, bytes, options, &room, dir)?;
             metadata.memory_file = Some(file);
@@ -181,6 +182,7 @@ pub(crate) fn write(
         }
     };
     for FinishedLayer { name, file, .. } in layers {
+        progress.check()?;
         file.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
     }
     images::sync(vm)?;

@@ -29,22 +29,23 @@ use crate::snapshot::take::taken::{DiskCapture, VmAtInstant, take};
 /// Captures a running VM. The caller keeps other captures out.
 ///
 /// # Errors
-/// The host refuses, or has no memory for the pages.
-pub(crate) fn snapshot(vm: &SharedMachine, history: &mut History) -> Result<Snapshot> {
+/// The host refuses, or has no memory for the pages; or [`Error::Cancelled`].
+pub(crate) fn snapshot(vm: &SharedMachine, history: &mut History, progress: &Progress) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
+    progress.begin(bytes);
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = CopyTarget { file: fresh(bytes)?, failed: &failed, disk: None };
     let beside = DiskCapture { vm, layers: LayerCopies::without_names(vm)?, room: None, trimmed: None };
     // The children fetch pages on touch, so the fork fetches none.
     let lazy = history.lazy().cloned();
     let reads_base = lazy.is_none();
-    let progress = &Progress::default();
     let pages = &PagesToCapture::NotBase(None);
     let request = CaptureRequest { act: "fork the VM", pages, max_pause: None, reads_base, progress };
     let VmAtInstant { captured, config, metadata, layers } = take(history, &request, to, beside)?;
     let layers = layers.into_iter().map(|layer| (layer.id, layer.file)).collect();
     let shares = lazy.is_some() || is_small(&captured.pages, &captured.base, None)?;
     if !shares {
+        progress.expect(bytes);
         CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| (), progress)?;
     }
     let lineage = history.lineage.as_ref().map(|lineage| of_child(lineage, &captured));
@@ -58,7 +59,9 @@ pub(crate) fn snapshot(vm: &SharedMachine, history: &mut History) -> Result<Snap
         false => (CapturedBase::Whole(copy), None),
     };
     let held = history.origin.as_ref().map(|origin| &origin.files);
-    Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)
+    let snapshot = Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)?;
+    progress.finish();
+    Ok(snapshot)
 }
 
 /// The lineage of a child: it may differ where its parent has or had pages of its own.

@@ -54,11 +54,12 @@ pub fn convert(
         // The new snapshot has the same id and the same pages.
         set.carry(&dir, &metadata.id, len)?;
     }
-    metadata.layers = layers::LayerFiles::Directory(path).carry(&config.devices, &metadata.layers, &dir)?;
+    metadata.layers =
+        layers::LayerFiles::Directory(path).carry(&config.devices, &metadata.layers, &dir, progress)?;
     let name = if packing.is_some() { PACK_FILE } else { MEMORY_FILE };
     let (file, place) = (dir.create(name)?, dir.place().join(name));
     write_memory(&memory, len, packing, (&file, &place), progress)?;
-    progress.reach(len)?;
+    progress.reach_all_but(len)?;
     file.sync_all().map_err(|source| Error::file("write", place.display(), source))?;
     let (written, found) = read_back(&file, &place, len, packing.is_some(), progress)?;
     let named = metadata.memory_digest.as_deref().map(digest::parse);
@@ -66,7 +67,9 @@ pub fn convert(
     metadata.memory_digest = Some(digest::format(found));
     metadata.memory_file = Some(written);
     writer::write_state(&metadata, &config, &machine, marked, &dir)?;
-    dir.publish()
+    dir.publish()?;
+    progress.finish();
+    Ok(())
 }
 
 /// Verifies the written memory. Returns what identifies its file, and the digest of its content.
@@ -83,6 +86,7 @@ fn read_back(
         return Ok((MemoryFile::Raw, digest));
     }
     let pack = Pack::open(file.try_clone().map_err(failed)?, place)?;
+    progress.expect(pack.verified_len());
     Ok((MemoryFile::pack(pack.digest()), walk::verify(&pack, progress)?))
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::verify::{compare, is_same};
 use crate::error::{Error, Result};
+use crate::memory::PAGE;
 use crate::memory::base::OverlayPages;
 use crate::memory::files::sparse;
 use crate::progress::Progress;
@@ -33,10 +34,14 @@ const STEP: u64 = 1 << 20;
 /// new snapshot then.
 pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Result<()> {
     let len = diff.metadata().memory_bytes;
-    progress.begin(2 * len);
     let dir = NewDir::begin(&to.path_of(name)?)?;
     let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
     let (below, over) = diff.memory();
+    // One phase copies the base. The others read and write the diff's pages, and read the result.
+    let rest = len + phases_of_pages(diff.digests()) * over.map_or(0, |over| over.pages.len() * PAGE);
+    progress.begin(len + rest);
+    let mut metadata = diff.metadata().clone();
+    metadata.layers = diff.layers().carry(&diff.config().devices, &metadata.layers, &dir, progress)?;
     let memory = dir.create(MEMORY_FILE)?;
     match below {
         SnapshotMemory::Raw(base, _) => {
@@ -47,16 +52,14 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Re
             unpack(&packed.pack, (&memory, &dir.place().join(MEMORY_FILE)), progress)?
         }
     }
-    progress.reach(len)?;
+    progress.reach_all_but(rest)?;
     let of_covered =
         |over: &OverlayPages| digest::of_source(&RawSource::pages(&memory, &over.pages, &failed), progress);
     let covered = over.map(of_covered).transpose()?;
-    over.iter().try_for_each(|pages| put(pages, &memory)).map_err(failed)?;
-    let mut metadata = diff.metadata().clone();
-    let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, progress)?;
+    over.iter().try_for_each(|pages| put(pages, &memory, &failed, progress))?;
+    let digest = digest::of_source(&RawSource::whole(&memory, len, &failed)?, progress)?;
     check(diff, below, over.zip(covered), digest, &dir, progress)?;
     memory.sync_all().map_err(failed)?;
-    metadata.layers = diff.layers().carry(&diff.config().devices, &metadata.layers, &dir)?;
     if let Some(set) = diff.working_set()? {
         // The new snapshot has the diff's id, and the memory of a VM of the diff.
         set.carry(&dir, &metadata.id, metadata.memory_bytes)?;
@@ -66,7 +69,15 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Re
     metadata.memory_file = Some(MemoryFile::Raw);
     let marked = diff.origin().can_be_marked();
     writer::write_state(&metadata, diff.config(), diff.machine(), marked, &dir)?;
-    dir.publish()
+    dir.publish()?;
+    progress.finish();
+    Ok(())
+}
+
+/// How often the diff's pages are worked through: their part of the base is read and they are written.
+/// [`check`] reads them if the digest of memory is known and theirs is not.
+fn phases_of_pages(digests: Digests) -> u64 {
+    if digests.memory.is_some() && digests.over.is_none() { 3 } else { 2 }
 }
 
 /// Checks the digest of the merged memory. A digest is the sum of its pages' shares, so it follows from the
@@ -93,11 +104,14 @@ fn check(
         return Ok(());
     }
     let len = diff.metadata().memory_bytes;
+    // More work: it finds the damaged file.
+    progress.expect(len + pages.len() * PAGE);
     let base = match below {
         SnapshotMemory::Raw(base, _) => Arc::clone(base),
         // Unpacked again into a file, to keep memory small.
         SnapshotMemory::Packed(packed) => {
             let scratch = dir.scratch()?;
+            progress.expect(len);
             unpack(&packed.pack, (&scratch, &dir.place().join(MEMORY_FILE)), progress)?;
             Arc::new(scratch)
         }
@@ -108,14 +122,71 @@ fn check(
 }
 
 /// Writes the diff's pages over the base's.
-fn put(OverlayPages { pages, file }: &OverlayPages, to: &File) -> io::Result<()> {
+fn put(
+    OverlayPages { pages, file }: &OverlayPages,
+    to: &File,
+    failed: &dyn Fn(io::Error) -> Error,
+    progress: &Progress,
+) -> Result<()> {
     let mut buffer = vec![0; STEP as usize];
     for run in pages.page_ranges() {
         for start in run.clone().step_by(STEP as usize) {
             let step = &mut buffer[..(run.end - start).min(STEP) as usize];
-            file.read_exact_at(step, start)?;
-            to.write_all_at(step, start)?;
+            file.read_exact_at(step, start).and_then(|()| to.write_all_at(step, start)).map_err(failed)?;
+            progress.add(step.len() as u64)?;
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::config::VmConfig;
+    use crate::memory::files::memfd::fresh;
+    use crate::memory::page_set::PageSet;
+    use crate::snapshot::Metadata;
+    use crate::snapshot::opened::memory::CapturedBase;
+
+    const LEN: u64 = 16 << 20;
+    /// Bytes of the diff's pages.
+    const OVER: u64 = 4 << 20;
+
+    fn diff() -> Snapshot {
+        let config = VmConfig { memory_mib: LEN >> 20, ..VmConfig::new("/kernel") };
+        let clock = serde_json::json!({"clock": 7, "flags": 0, "realtime": 0, "host_tsc": 0});
+        let machine = serde_json::json!({"vcpus": [], "clock": clock, "devices": {}});
+        let state =
+            (Metadata::of(&config).unwrap(), config.clone(), serde_json::from_value(machine).unwrap());
+        let (base, over) = (fresh(LEN).unwrap(), fresh(LEN).unwrap());
+        base.write_all_at(&[1; 2 << 20], 1 << 20).unwrap();
+        over.write_all_at(&[2; OVER as usize], 2 << 20).unwrap();
+        let mut pages = PageSet::none(LEN);
+        pages.add(2 << 20..(2 << 20) + OVER);
+        let over = OverlayPages { pages: Arc::new(pages), file: Arc::new(over) };
+        let base = CapturedBase::Whole(Arc::new(base));
+        Snapshot::in_memory(state, (base, Some(over)), None, BTreeMap::new(), None).unwrap()
+    }
+
+    #[test]
+    fn merge_is_cancelled_in_each_phase_and_otherwise_counts_all() {
+        let place = std::env::temp_dir().join(format!("volt-merge-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        let (diff, store) = (diff(), Store::open(place.to_str().unwrap()).unwrap());
+        let total = 2 * LEN + 2 * OVER;
+        // In the base's copy, in the digest of the covered pages, while the pages are written, and in the
+        // digest of the result.
+        for at in [1, LEN + 1, LEN + OVER + 1, LEN + 2 * OVER + 1] {
+            let progress = Progress::cancelling_at(at);
+            assert!(matches!(merge(&diff, &store, "none", &progress), Err(Error::Cancelled)), "{at}");
+            assert!((at..total).contains(&progress.done()), "{at}: {progress:?}");
+        }
+        assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
+        let progress = Progress::default();
+        merge(&diff, &store, "whole", &progress).unwrap();
+        assert_eq!((progress.done(), progress.total()), (total, total));
+        std::fs::remove_dir_all(&place).unwrap();
+    }
 }

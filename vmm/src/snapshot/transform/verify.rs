@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::memory::PAGE;
 use crate::memory::base::OverlayPages;
 use crate::progress::Progress;
 use crate::snapshot::disks::layers;
@@ -45,10 +46,11 @@ pub fn verify(store: &Store, name: &str, allowed: &[PathBuf], progress: &Progres
     let metadata = manifest.metadata;
     layers::LayerFiles::Directory(path.clone()).open(&manifest.config.devices, &metadata.layers)?;
     let len = metadata.memory_bytes;
-    progress.begin(len);
     WorkingSet::open(&path, &metadata.id, len)?;
     let OpenedMemory { memory, over, digests, .. } =
         relative::open(&path, &metadata, &|base| grants.check_base(base))?;
+    let of_pages = over.as_ref().filter(|_| digests.over.is_some()).map_or(0, |over| over.pages.len() * PAGE);
+    progress.begin(of_pages + bytes_to_verify(&memory, len, digests.memory));
     let mut verified = Verified::Whole;
     if let Some(OverlayPages { pages, file }) = over {
         let place = path.join(DIFF_FILE);
@@ -58,9 +60,16 @@ pub fn verify(store: &Store, name: &str, allowed: &[PathBuf], progress: &Progres
             None => verified = Verified::AllButMemory,
         }
     }
-    match verify_whole(&memory, len, digests.memory, progress)? {
-        Verified::Whole => Ok(verified),
-        part => Ok(part),
+    let whole = verify_whole(&memory, len, digests.memory, progress)?;
+    progress.finish();
+    Ok(if whole == Verified::Whole { verified } else { whole })
+}
+
+/// The bytes that [`verify_whole`] works through.
+fn bytes_to_verify(memory: &SnapshotMemory, len: u64, named: Option<u64>) -> u64 {
+    match memory {
+        SnapshotMemory::Packed(packed) => len + packed.pack.verified_len(),
+        SnapshotMemory::Raw(..) => named.map_or(0, |_| len),
     }
 }
 

@@ -15,6 +15,7 @@
 //! The lower layer never changes: it is copied once, and shares its blocks with the copy if the file system
 //! can. Each copy has everything that the disk has over its base, in one layer.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -30,6 +31,8 @@ use crate::run_control::RunState;
 
 /// Clusters copied between two looks at the clock, unless they are a hole.
 const STEP: u64 = (1 << 20) / CLUSTER;
+/// Clusters of the upper layer that the bulk copies at once.
+const BULK_STEP: u64 = 4 * STEP;
 /// Clusters of one disk that a copy buffers in memory at most: 128 MiB.
 pub const MAX_BUFFERED: u64 = (128 << 20) / CLUSTER;
 
@@ -125,18 +128,31 @@ impl LayerCopy {
         self.bytes
     }
 
-    /// Copies the bulk.
+    /// Copies the bulk. `goes_on` gets the number of bytes of each step. Stops if it returns false, and
+    /// returns whether everything was copied.
     ///
     /// # Errors
     /// The host refuses to read a layer or to write the copy.
-    pub fn copy_bulk(&mut self) -> io::Result<()> {
+    pub fn copy_bulk(&mut self, goes_on: &dyn Fn(u64) -> bool) -> io::Result<bool> {
+        let stopped = Cell::new(false);
+        let goes_on = |bytes| {
+            stopped.set(stopped.get() || !goes_on(bytes));
+            !stopped.get()
+        };
         if !self.shares {
-            self.copied += sparse::whole(self.from.whole(), &self.to)?;
+            self.copied += sparse::whole_while(self.from.whole(), &self.to, goes_on)?;
         }
-        if self.from.below.is_some() {
-            for range in self.from.clusters.iter() {
-                self.copied += sparse::stretch(&self.from.layer, &self.to, self.from.file_range(range))?;
+        if self.from.below.is_some() && !stopped.get() {
+            for step in self.from.clusters.iter().flat_map(steps) {
+                let copied = sparse::stretch(&self.from.layer, &self.to, self.from.file_range(&step))?;
+                self.copied += copied;
+                if !goes_on(copied) {
+                    break;
+                }
             }
+        }
+        if stopped.get() {
+            return Ok(false);
         }
         // The copy of a file with a hole at its end lacks that hole.
         if self.to.metadata()?.len() < self.from.map.end() {
@@ -150,7 +166,7 @@ impl LayerCopy {
                 self.allocated.extend(self.from.with_data(&self.to, self.from.file_range(range))?);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Adds clusters that remain to be copied.
@@ -300,6 +316,12 @@ impl LayerSource {
     }
 }
 
+/// Divides clusters into the steps of the bulk.
+fn steps(clusters: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let end = clusters.end;
+    (clusters.start..end).step_by(BULK_STEP as usize).map(move |at| at..end.min(at + BULK_STEP))
+}
+
 /// Returns the error of a copy.
 pub fn failed(id: &str) -> impl Fn(io::Error) -> Error + '_ {
     move |source| Error::file("copy the layer of disk", id, source)
@@ -348,8 +370,35 @@ mod tests {
         assert_eq!(copy.bytes(), reserved, "the layer has grown since the copy began");
         copy.shares = true;
         copy.to.set_len(map.end()).unwrap();
-        copy.copy_bulk().unwrap();
+        copy.copy_bulk(&|_| true).unwrap();
         copy.add(Clusters::from_iter(std::iter::once(1..3)));
         assert_eq!(copy.reserve_remaining().unwrap(), CLUSTER, "one of the two clusters has space already");
+    }
+
+    #[test]
+    fn bulk_stops_in_either_layer() {
+        let base = BaseIdentity { len: 64 << 20, digest: 0 };
+        let below = fresh(0).unwrap();
+        let map = ClusterMap::make(&below, base, false).unwrap();
+        let layer = fresh(0).unwrap();
+        ClusterMap::make(&layer, base, false).unwrap();
+        for file in [&below, &layer] {
+            file.write_all_at(&vec![1; 16 << 20], map.data()).unwrap();
+        }
+        for stop_after in [1 << 20, 20 << 20] {
+            let clusters = Clusters::from_iter(std::iter::once(0..(16 << 20) / CLUSTER));
+            let (below, layer) = (below.try_clone().unwrap(), layer.try_clone().unwrap());
+            let from = LayerSource { below: Some(below), layer, clusters, map: map.clone() };
+            let mut copy = LayerCopy::begin(from, fresh(0).unwrap()).unwrap();
+            let seen = Cell::new(0);
+            let goes_on = |bytes| {
+                assert!(seen.get() < stop_after, "it was stopped");
+                seen.set(seen.get() + bytes);
+                seen.get() < stop_after
+            };
+            assert!(!copy.copy_bulk(&goes_on).unwrap());
+            assert_eq!(copy.copied(), seen.get());
+            assert!((stop_after..stop_after + (5 << 20)).contains(&seen.get()), "{}", seen.get());
+        }
     }
 }

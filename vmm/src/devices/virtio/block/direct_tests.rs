@@ -12,6 +12,7 @@ use super::*;
 use crate::config::FileRef;
 use crate::devices::virtio::testing::{Driver, NEXT, WRITE};
 use crate::memory::dirty::freeze::freeze;
+use crate::progress::Progress;
 
 /// Bytes of a sector, at the start of each page under test.
 const SECTOR_LEN: usize = 512;
@@ -94,7 +95,7 @@ fn freeze_amid(kind: u32, engine: Engine, file: &File, delay: u64, content: &[u8
         for _ in 0..delay {
             std::hint::spin_loop();
         }
-        freeze(&driver.ram).unwrap();
+        freeze(&driver.ram, &Progress::default()).unwrap();
         for _ in 0..REQUESTS {
             driver.wait(0);
         }
@@ -176,7 +177,7 @@ fn file_past_the_page_cache_reads_and_writes_before_and_after_a_freeze() {
                 driver.ram.guest().read_slice(&mut sector, page(number)).unwrap();
                 assert_eq!(sector, [number as u8 ^ round; SECTOR_LEN], "page {number}, round {round}");
             }
-            freeze(&driver.ram).unwrap();
+            freeze(&driver.ram, &Progress::default()).unwrap();
         }
     });
 }

@@ -25,7 +25,7 @@ fn copy_while_written(
     let mut copy = LayerCopy::begin(source, to).unwrap();
     thread::scope(|scope| {
         let writer = scope.spawn(|| scribble(driver, model, random, 12));
-        copy.copy_bulk().unwrap();
+        copy.copy_bulk(&|_| true).unwrap();
         let mut passes = 0;
         while !writer.is_finished() || passes < 3 {
             copy.add(lock(disk).take_written());
@@ -105,7 +105,7 @@ fn large_discard_is_copied_as_one_range() {
         let disk = opened.unwrap();
         let source = lock(&disk).begin_copy().unwrap().unwrap();
         let mut copy = LayerCopy::begin(source, empty_file(&based.dir.path("copy"))).unwrap();
-        copy.copy_bulk().unwrap();
+        copy.copy_bulk(&|_| true).unwrap();
         assert_eq!(discard(&mut driver, 0, 1 << 21), DONE);
         assert_eq!(write(&mut driver, 5, &[2; 512]), DONE);
         copy.add(lock(&disk).take_written());
@@ -148,7 +148,7 @@ fn copy_of_a_disk_that_is_written_faster_stays_within_its_memory_limit() {
     fill(0, 16, 1);
     let source = lock(&disk).begin_copy().unwrap().unwrap();
     let mut copy = LayerCopy::begin(source, empty_file(&based.dir.path("copy"))).unwrap();
-    copy.copy_bulk().unwrap();
+    copy.copy_bulk(&|_| true).unwrap();
     let (reserved, written) = (Cell::new(0), Cell::new(0));
     let pass = |copy: &mut LayerCopy, guest| {
         copy.add(lock(&disk).take_written());

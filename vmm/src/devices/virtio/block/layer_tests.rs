@@ -242,7 +242,7 @@ fn one_disk_of_two_layers(engine: Engine) {
                 let next = based.dir.file(&format!("capture-{generation}"), b"");
                 let file = fs::File::options().read(true).write(true).open(&next).unwrap();
                 let mut copy = LayerCopy::begin(disk.begin_copy().unwrap().unwrap(), file).unwrap();
-                copy.copy_bulk().unwrap();
+                copy.copy_bulk(&|_| true).unwrap();
                 disk.end_copy();
                 copy.finish(&|_| ()).unwrap();
                 disk

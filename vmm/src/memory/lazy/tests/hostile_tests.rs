@@ -83,7 +83,7 @@ fn hole_that_is_punched_in_the_base_is_filled_again() {
     }
     // A snapshot does not take a hole for zeros either.
     punch(service.filler().memfd(), 4 * CHUNK + PAGE..5 * CHUNK);
-    service.complete().unwrap();
+    service.complete(&Progress::default()).unwrap();
     let base = service.base();
     for at in (0..len).step_by(8) {
         let mut bytes = [0; 8];

@@ -6,6 +6,7 @@ use super::*;
 use crate::memory::lazy::faults::Fetched;
 use crate::memory::own_writes::presence;
 use crate::memory::range::AddressRange;
+use crate::progress::Progress;
 use crate::testing::{apart, refuse_calls};
 
 /// A file in a file system with room for `bytes`.
@@ -55,7 +56,7 @@ fn lack_of_host_memory_is_reported_and_no_page_becomes_zero() {
     let why = limited("the VM is told", || reasons.recv()).unwrap();
     assert!(why.contains("cannot fill 65536 bytes of guest memory: "), "{why}");
     assert!(why.contains("memory (os error 12)"), "{why}");
-    assert!(service.complete().is_err());
+    assert!(service.complete(&Progress::default()).is_err());
 }
 
 #[test]
@@ -117,8 +118,8 @@ impl Paging for Elsewhere {
         self.0.end(number, range);
     }
 
-    fn complete(&self) -> Result<()> {
-        self.0.complete()
+    fn complete(&self, progress: &Progress) -> Result<()> {
+        self.0.complete(progress)
     }
 
     fn prefetch(&self, runs: &PageRanges) -> Result<()> {

@@ -268,3 +268,16 @@ fn pack_that_is_a_hole_takes_no_memory() {
     let taken = peak_memory() - before;
     assert!(taken < 4 << 20, "{taken} bytes");
 }
+
+#[test]
+fn verification_counts_stored_bytes_and_is_cancelled_among_them() {
+    let len = 4_u64 << 20;
+    let bytes = packed(&TestMemory::of(noise(9, len as usize)), &packing(BOTH[0], 64 << 10));
+    let pack = open(&bytes).unwrap();
+    let progress = Progress::default();
+    verify(&pack, &progress).unwrap();
+    assert_eq!(progress.done(), len + pack.verified_len());
+    let progress = Progress::cancelling_at(len + 1);
+    assert!(matches!(verify(&pack, &progress), Err(crate::error::Error::Cancelled)));
+    assert!(progress.done() < len + pack.verified_len(), "{progress:?}");
+}

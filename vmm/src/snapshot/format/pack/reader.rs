@@ -16,6 +16,7 @@ use super::footer::Footer;
 use super::geometry::{ENTRIES, Geometry};
 use super::index::{BLOCK, BlockTable, IndexBlock, IndexEntry, TABLE_STEP};
 use crate::error::{Error, Result};
+use crate::progress::Progress;
 
 /// Bytes of stored chunks read at once by [`Pack::verify_stored`].
 const STEP: usize = 1 << 20;
@@ -274,8 +275,8 @@ impl Pack {
     /// no such digest.
     ///
     /// # Errors
-    /// A byte differs or cannot be read.
-    pub fn verify_stored(&self) -> Result<()> {
+    /// A byte differs or cannot be read, or [`Error::Cancelled`].
+    pub fn verify_stored(&self, progress: &Progress) -> Result<()> {
         let mut zeros = vec![0; (self.footer.index_at() - self.footer.data_len) as usize];
         self.read(&mut zeros, self.footer.data_len)?;
         if zeros.iter().any(|byte| *byte != 0) {
@@ -288,6 +289,7 @@ impl Pack {
             self.read(step, at)?;
             digest.add(step);
             at += step.len() as u64;
+            progress.add(step.len() as u64)?;
         }
         if digest.finish() == stored {
             return Ok(());
@@ -295,6 +297,11 @@ impl Pack {
         let problem = "is damaged: its stored bytes have changed, although its chunks decode to the right \
                        content";
         Err(Error::snapshot(&self.name, problem))
+    }
+
+    /// Bytes that [`Pack::verify_stored`] reads and counts.
+    pub(crate) fn verified_len(&self) -> u64 {
+        self.footer.stored.map_or(0, |_| self.footer.data_len)
     }
 
     fn place(&self, chunk: u32) -> Result<Option<ChunkPlace>> {

@@ -17,10 +17,11 @@ use crate::sync::lock;
 use crate::threads;
 
 /// Verifies every checksum and every stored byte. Returns the digest of the memory
-/// ([`crate::snapshot::format::digest`]).
+/// ([`crate::snapshot::format::digest`]). `progress` counts the bytes of memory, and then
+/// [`Pack::verified_len`].
 ///
 /// # Errors
-/// Returns the error of the first chunk that is damaged or cannot be read.
+/// Returns the error of the first chunk that is damaged or cannot be read; or [`Error::Cancelled`].
 pub fn verify(pack: &Pack, progress: &Progress) -> Result<u64> {
     let digest = AtomicU64::new(0);
     for_each(pack, progress, &|chunk, work| match pack.kind(chunk)? {
@@ -31,7 +32,7 @@ pub fn verify(pack: &Pack, progress: &Progress) -> Result<u64> {
             Ok(())
         }
     })?;
-    pack.verify_stored()?;
+    pack.verify_stored(progress)?;
     Ok(digest.into_inner())
 }
 

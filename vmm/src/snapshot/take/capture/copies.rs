@@ -223,11 +223,12 @@ impl<'a> PageCopies<'a> {
     /// Moves the copies in memory to the destination, and returns it.
     ///
     /// # Errors
-    /// The destination cannot be written.
-    pub(crate) fn settle(mut self) -> Result<File> {
+    /// The destination cannot be written, or [`Error::Cancelled`].
+    pub(crate) fn settle(mut self, progress: &Progress) -> Result<File> {
         self.settle_log()?;
         let Self { ram: _, to, memory, log: _ } = self;
         let Some((memory, held)) = memory else { return Ok(to.file) };
+        progress.expect(held.len() * PAGE);
         let mut buffer = vec![0; STEP as usize];
         for step in held.page_ranges_up_to(STEP) {
             let bytes = &mut buffer[..(step.end - step.start) as usize];
@@ -238,6 +239,7 @@ impl<'a> PageCopies<'a> {
                 disk.about_to_write(bytes.len() as u64);
             }
             to.file.write_all_at(bytes, step.start).map_err(to.failed)?;
+            progress.add(bytes.len() as u64)?;
         }
         Ok(to.file)
     }
@@ -325,7 +327,7 @@ mod tests {
         write(&ram, 700, 4);
         assert!(copies.take(&mut pages(&[(700, 701)]), |_| true).unwrap());
         assert_eq!((blocks(), copies.held()), (2 * PAGE, 501));
-        let file = copies.settle().unwrap();
+        let file = copies.settle(&Progress::default()).unwrap();
         assert_eq!([0, 1, 700].map(|page| word(&file, page)), [0, 2, 4]);
         assert_eq!(blocks(), 502 * PAGE);
         assert_eq!(disk.announced.borrow().iter().sum::<u64>(), 503 * PAGE, "page 1 is written twice");
@@ -369,8 +371,23 @@ mod tests {
         write(&ram, 700, 4);
         assert!(copies.take_in_pause(&mut pages(&[(700, 701)]), |_| true).unwrap());
         assert_eq!(copies.held(), 3 + LOG);
-        let file = copies.settle().unwrap();
+        let file = copies.settle(&Progress::default()).unwrap();
         assert_eq!([3, 4, 700].map(|page| word(&file, page)), [2, 3, 4]);
+    }
+
+    #[test]
+    fn settled_copies_are_counted_and_cancelled_midway() {
+        for (progress, is_cancelled) in [(Progress::default(), false), (Progress::cancelling_at(1), true)] {
+            let (ram, disk) = (ram(), Asked::default());
+            let file = fresh(LEN).unwrap();
+            let mut copies =
+                PageCopies::new(&ram, CopyTarget { file, failed: &failed, disk: Some(&disk) }).unwrap();
+            assert!(copies.take(&mut pages(&[(0, 600)]), |_| true).unwrap());
+            let settled = copies.settle(&progress);
+            assert_eq!(matches!(settled, Err(Error::Cancelled)), is_cancelled);
+            assert_eq!(progress.total(), 600 * PAGE);
+            assert_eq!(progress.done(), if is_cancelled { STEP } else { 600 * PAGE });
+        }
     }
 
     #[test]
@@ -381,6 +398,6 @@ mod tests {
         let mut copies = PageCopies::new(&ram, CopyTarget { file, failed: &failed, disk: None }).unwrap();
         copies.take(&mut pages(&[(5, 6)]), |_| true).unwrap();
         assert_eq!(copies.held(), 0);
-        assert_eq!(word(&copies.settle().unwrap(), 5), 5);
+        assert_eq!(word(&copies.settle(&Progress::default()).unwrap(), 5), 5);
     }
 }
