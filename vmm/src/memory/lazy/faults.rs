@@ -66,7 +66,7 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// process fetches.
     ///
     /// # Errors
-    /// A chunk is unavailable, or [`Error::Cancelled`](crate::Error::Cancelled).
+    /// A chunk is unavailable, or [`Error::Cancelled`].
     fn complete(&self, progress: &Progress) -> Result<()>;
 
     /// Starts fetching the missing pages of these ranges, in their order, and returns at once. A chunk that
