@@ -9,7 +9,8 @@ use crate::failure::Failure;
 pub(crate) enum Status {
     /// The guest powered off, a client or a key ended the VM, or the command succeeded.
     Success,
-    /// An error, printed on standard error; or `doctor` found that no VM can be created, or no Linux guest run.
+    /// An error, printed on standard error; or `doctor` found that no VM can be created, or no Linux guest
+    /// run.
     Error,
     /// The guest asked for a reboot.
     Reboot,
@@ -42,7 +43,8 @@ impl Status {
         let of_others = Self::OF_OTHERS.map(|(code, cause)| (code, code.to_string(), cause));
         let own = Self::ALL.map(|status| {
             let code = status.code();
-            let number = if matches!(status, Self::Signal(_)) { format!("{code}+N") } else { code.to_string() };
+            let number =
+                if matches!(status, Self::Signal(_)) { format!("{code}+N") } else { code.to_string() };
             (code, number, status.cause())
         });
         let mut rows: Vec<_> = own.into_iter().chain(of_others).collect();

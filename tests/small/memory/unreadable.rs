@@ -81,12 +81,8 @@ fn efault_of_kvm_run_names_vcpu_address_and_file() {
     let outcome = snapshot.restore_on(&KvmShim::new().refuses(KVM_RUN, libc::EFAULT), &[]).wait_exit();
     assert_eq!(outcome.status, 5, "{outcome:?}");
     let file = snapshot.memory_path();
-    let words = [
-        "vCPU 0 at rip 0x",
-        "guest memory cannot be accessed",
-        file.to_str().unwrap(),
-        "I/O error in",
-    ];
+    let words =
+        ["vCPU 0 at rip 0x", "guest memory cannot be accessed", file.to_str().unwrap(), "I/O error in"];
     for words in words {
         assert!(outcome.stderr.contains(words), "{words}: {}", outcome.stderr);
     }
