@@ -1,6 +1,6 @@
 //! Cost of snapshots, forks and pools for a guest, and for the caller that waits for one. See [`Options`].
 //!
-//! `pause` times snapshots of a guest that writes to memory all the time, `disk` of one that writes to a disk.
+//! `pause` times snapshots of a guest that writes to memory all the time, `disk` of one that writes to disk.
 //! `birth` times VM creation; `rewind` times the return to the snapshot. `response` times a restored VM's
 //! answer, by kind of memory. `guest` runs the guests. `protect` is an experiment with another way to copy
 //! memory while it is written.

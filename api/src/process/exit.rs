@@ -9,7 +9,8 @@ use crate::failure::Failure;
 pub(crate) enum Status {
     /// The guest powered off, a client or a key ended the VM, or the command succeeded.
     Success,
-    /// An error, printed on standard error; or `doctor` found that no VM can be created, or no Linux guest run.
+    /// An error, printed on standard error; or `doctor` found that no VM can be created, or no Linux guest
+    /// run.
     Error,
     /// The guest asked for a reboot.
     Reboot,
@@ -54,10 +55,7 @@ impl Status {
     fn cause(self) -> &'static str {
         match self {
             Self::Success => "the guest powered off, Ctrl-A X ended the VM, or the command succeeded",
-            Self::Error => {
-                "error, printed on standard error; or doctor found that no VM can be created, or no Linux \
-                 guest run"
-            }
+            Self::Error => "error on standard error, or doctor: no VM, or no Linux guest, can run",
             Self::Reboot => "the guest asked for a reboot",
             Self::TripleFault => "the guest ended in a triple fault",
             Self::Crashed => "the guest crashed in another way",

@@ -59,8 +59,8 @@ pub enum SnapshotKind {
     #[default]
     Full,
     /// The pages that differ from the snapshot that the VM was restored from, or from its last full snapshot.
-    /// If they are more than 64 MiB and more than half of that snapshot's content, this snapshot or the next one
-    /// is full instead.
+    /// If they are more than 64 MiB and more than half of that snapshot's content, this snapshot or the next
+    /// one is full instead.
     Diff,
 }
 
