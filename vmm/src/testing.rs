@@ -125,6 +125,7 @@ pub fn apart(test: impl FnOnce() + Send + 'static) {
 }
 
 /// A directory for one test, removed when dropped.
+#[derive(Debug)]
 pub struct ScratchDir(pub PathBuf);
 
 impl ScratchDir {

@@ -200,6 +200,8 @@ fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
         }
     });
     assert_eq!(synced_clusters(&directory.join("layer")), 1);
+    // Its owner, without root, could not remove it otherwise.
+    fs::set_permissions(&directory, PermissionsExt::from_mode(0o700)).unwrap();
 }
 
 /// The map promises that the layer's data is on disk, and nothing about the files around the layer.

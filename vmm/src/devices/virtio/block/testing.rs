@@ -3,13 +3,13 @@
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Block;
 use crate::config::FileRef;
 use crate::config::devices::{Cache, DiskConfig, Engine, RateLimit};
 use crate::devices::virtio::testing::{Driver, Part, Used};
 use crate::error::report;
+use crate::testing::ScratchDir;
 
 pub(super) const IN: u32 = 0;
 pub(super) const OUT: u32 = 1;
@@ -24,33 +24,23 @@ pub(super) const UNSUPPORTED: u8 = 2;
 
 // ---- Files and disks ----
 
-/// A directory that is removed on drop.
+/// A directory for a test's disks, removed on drop.
 #[derive(Debug)]
-pub(super) struct TestDir(PathBuf);
+pub(super) struct TestDir(ScratchDir);
 
 impl TestDir {
     pub(super) fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("volt-block-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(ScratchDir::new())
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.0.join(name)
     }
 
     /// Makes a file with this content.
     pub(super) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
         fs::write(self.path(name), content).unwrap();
         self.path(name)
-    }
-}
-
-impl Drop for TestDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
