@@ -117,7 +117,7 @@ impl Platform {
     ///
     /// # Errors
     /// The host has no thread left.
-    pub(crate) fn go_on(&self, control: &Arc<Control>) -> Result<()> {
+    pub(crate) fn resume(&self, control: &Arc<Control>) -> Result<()> {
         let transports = self.virtio.iter().map(|slot| &slot.transport);
         let waiting: Vec<_> = transports.filter(|transport| lock(transport).is_waiting()).cloned().collect();
         if !waiting.is_empty() {

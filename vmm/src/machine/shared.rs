@@ -239,7 +239,7 @@ impl SharedMachine {
         }
         // A resumed device may touch unavailable memory and end the guest before a vCPU runs. The ending
         // tells the cause, because the act during the pause has not failed.
-        machine.platform().go_on(&self.control)?;
+        machine.platform().resume(&self.control)?;
         self.control.start();
         Ok(())
     }

@@ -14,8 +14,8 @@ use super::ram::GuestRam;
 use crate::error::{Error, Result};
 use crate::memory::base::{Base, OverlayPages};
 use crate::memory::files::memfd::{fresh, never_huge};
+use crate::memory::lazy::faults::FaultHandler;
 use crate::memory::lazy::faults::Faults;
-use crate::memory::lazy::faults::Paging;
 use crate::memory::range::Region;
 use crate::timing::step_done;
 
@@ -34,7 +34,7 @@ pub enum Backing {
     /// As `Private`, over a base that page faults fill.
     Lazy {
         /// The service that fills the base.
-        paging: Arc<dyn Paging>,
+        handler: Arc<dyn FaultHandler>,
         /// Pages over the base.
         pages: Option<OverlayPages>,
     },
@@ -52,10 +52,10 @@ impl Backing {
     /// # Errors
     /// The host refused the memory.
     pub fn map(self, ram: &GuestRam) -> Result<()> {
-        let (file, private_to, pages, paging) = match self {
+        let (file, private_to, pages, handler) = match self {
             Self::Fresh => (Arc::new(fresh(ram.len())?), 0, None, None),
             Self::Private { base, pages } => (base, ram.len(), pages, None),
-            Self::Lazy { paging, pages } => (paging.base(), ram.len(), pages, Some(paging)),
+            Self::Lazy { handler, pages } => (handler.base(), ram.len(), pages, Some(handler)),
         };
         let base = Base { file, private_to, over: pages.as_ref().map(|over| Arc::clone(&over.pages)) };
         let sharing = if base.private_to > 0 { MapFlags::PRIVATE } else { MapFlags::SHARED };
@@ -65,11 +65,11 @@ impl Backing {
                 prefer_huge_pages(ram, region);
             }
         }
-        if let Some(paging) = paging {
+        if let Some(handler) = handler {
             never_huge(ram.host_address_of(0), ram.len());
             // Registered before the first touch: without it, the kernel would put a page of zeros into the
             // shared base.
-            let faults = Faults::of(ram.host_address_of(0), ram.len(), paging)?;
+            let faults = Faults::of(ram.host_address_of(0), ram.len(), handler)?;
             ram.keep(faults, pages.as_ref().map(|over| &*over.pages));
         }
         pages.iter().try_for_each(|pages| lay_over(ram, pages))?;

@@ -12,7 +12,8 @@
 //! Page faults may fill a base. A [`lazy::source::PageSource`] has its content, and a
 //! [`lazy::filler::Filler`] copies that into the base. A [`lazy::fault_service::Service`] answers the page
 //! faults of all VMs over it. Each VM has its [`lazy::faults::Faults`]. A VM knows the service as
-//! [`lazy::faults::Paging`], in this process or in another. A working set is read ahead ([`lazy::prefetch`]).
+//! [`lazy::faults::FaultHandler`], in this process or in another. A working set is read ahead
+//! ([`lazy::prefetch`]).
 
 pub mod dirty;
 pub mod files;

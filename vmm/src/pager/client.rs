@@ -16,12 +16,12 @@ use rustix::net::{SendFlags, Shutdown};
 
 use super::connection::{NotServed, Target};
 use super::list::list;
-use super::message::{Answer, Ask, send};
+use super::message::{PagerRequest, PagerResponse, send};
 use super::options::PagerOptions;
 use super::place::PagerPlace;
 use crate::error::{Error, Result, report};
 use crate::memory::lazy::faults::Faults;
-use crate::memory::lazy::faults::{Fetched, Paging};
+use crate::memory::lazy::faults::{FaultHandler, Fetched};
 use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::range::AddressRange;
 use crate::progress::Progress;
@@ -61,11 +61,11 @@ pub(super) struct PagerConnection {
     /// Connections over which a pager was asked to serve and which it has not ended. It may act on the
     /// memory.
     pub(super) served_by: Vec<Arc<OwnedFd>>,
-    /// The pager's answer to [`Ask::Complete`].
-    pub(super) completed: Option<Answer>,
-    /// Whether a thread waits for the answer to [`Ask::Complete`].
+    /// The pager's answer to [`PagerRequest::Complete`].
+    pub(super) completed: Option<PagerResponse>,
+    /// Whether a thread waits for the answer to [`PagerRequest::Complete`].
     pub(super) completes: bool,
-    /// The pager's answer to [`Ask::Fetched`].
+    /// The pager's answer to [`PagerRequest::Fetched`].
     pub(super) fetched: Option<Fetched>,
     /// Number of connections so far. An answer expected from one does not come from the next.
     pub(super) count: u64,
@@ -90,7 +90,7 @@ impl Pager {
     }
 }
 
-impl Paging for Pager {
+impl FaultHandler for Pager {
     fn base(&self) -> Arc<File> {
         Arc::clone(self.0.target.base.get().expect("it was had when the pager was connected"))
     }
@@ -150,7 +150,7 @@ impl Paging for Pager {
         let mut connection = lock(&inner.connection);
         let socket = connection.socket.clone()?;
         connection.fetched = None;
-        send(&*socket, &Ask::Fetched, None, SendFlags::DONTWAIT).ok()?;
+        send(&*socket, &PagerRequest::Fetched, None, SendFlags::DONTWAIT).ok()?;
         let waits = |connection: &mut PagerConnection| connection.fetched.is_none() && !connection.over;
         let waited = inner.changed.wait_timeout_while(connection, TO_SAY, waits);
         waited.unwrap_or_else(PoisonError::into_inner).0.fetched.take()
@@ -175,7 +175,7 @@ impl ClientState {
     /// does not read: the list is advice.
     pub(super) fn ask_ahead(&self, socket: &OwnedFd) {
         if let Some(list) = self.ahead.get() {
-            let _ = send(socket, &Ask::Prefetch, Some(list.as_fd()), SendFlags::DONTWAIT);
+            let _ = send(socket, &PagerRequest::Prefetch, Some(list.as_fd()), SendFlags::DONTWAIT);
         }
     }
 
@@ -199,7 +199,7 @@ impl ClientState {
             };
             let count = connection.count;
             (connection.completed, connection.completes) = (None, true);
-            let is_asked = send(&*socket, &Ask::Complete, None, SendFlags::DONTWAIT).is_ok();
+            let is_asked = send(&*socket, &PagerRequest::Complete, None, SendFlags::DONTWAIT).is_ok();
             // The socket of a stopped pager fills up. The watching thread decides when that lasts too long.
             let waits = |connection: &mut PagerConnection| {
                 connection.completed.is_none() && connection.count == count && !connection.over
@@ -211,8 +211,8 @@ impl ClientState {
                 waited.unwrap_or_else(PoisonError::into_inner).0
             };
             match connection.completed.take() {
-                Some(Answer::Done) => return Ok(()),
-                Some(Answer::Refused(why)) => return Err(failed(&why)),
+                Some(PagerResponse::Done) => return Ok(()),
+                Some(PagerResponse::Refused(why)) => return Err(failed(&why)),
                 _ => {}
             }
         }

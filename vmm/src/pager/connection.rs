@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::message::{Answer, Ask, VERSION, receive_until, send};
+use super::message::{PagerRequest, PagerResponse, VERSION, receive_until, send};
 use super::options::PagerOptions;
 use super::place::PagerPlace;
 use crate::error::{Error, Result};
@@ -118,21 +118,21 @@ impl Target {
     }
 
     fn ask_for_base(&self, socket: &OwnedFd, deadline: Instant) -> io::Result<File> {
-        let ask = Ask::Base { version: VERSION, memory_len: self.memory_len };
+        let ask = PagerRequest::Base { version: VERSION, memory_len: self.memory_len };
         let brought = self.base.get().map(|base| base.as_fd());
         let asked = send(socket, &ask, brought, SendFlags::DONTWAIT);
-        let answer = match receive_until::<Answer>(socket, deadline) {
+        let answer = match receive_until::<PagerResponse>(socket, deadline) {
             // A pager that refuses without reading ends the connection, and the kernel reports the end before
             // the answer.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
-                receive_until::<Answer>(socket, deadline)
+                receive_until::<PagerResponse>(socket, deadline)
             }
             other => other,
         };
         match answer? {
-            Some((Answer::Refused(why), _)) => Err(io::Error::other(why)),
-            Some((Answer::Done, Some(base))) => asked.map(|()| base.into()),
-            Some((Answer::Done, None)) => Err(Errno::MFILE.into()),
+            Some((PagerResponse::Refused(why), _)) => Err(io::Error::other(why)),
+            Some((PagerResponse::Done, Some(base))) => asked.map(|()| base.into()),
+            Some((PagerResponse::Done, None)) => Err(Errno::MFILE.into()),
             Some(_) => Err(io::Error::other("its answer does not fit the request")),
             None => Err(io::ErrorKind::ConnectionReset.into()),
         }
@@ -149,19 +149,20 @@ impl Target {
         let failed = |source| {
             Error::file("be served by the pager at", self.place.socket().display(), self.explained(source))
         };
-        let ask = Ask::Serve { start: faults.start(), len: faults.len() };
+        let ask = PagerRequest::Serve { start: faults.start(), len: faults.len() };
         send(socket, &ask, Some(faults.userfault().as_fd()), SendFlags::DONTWAIT)
             .map_err(|error| Refused(failed(error)))?;
         loop {
-            let heard = receive_until::<Answer>(socket, deadline);
+            let heard = receive_until::<PagerResponse>(socket, deadline);
             return match heard.map_err(|error| Unknown(failed(error)))? {
-                Some((Answer::Done, _)) => Ok(()),
-                Some((Answer::Refused(why), _)) => Err(Refused(failed(io::Error::other(why)))),
-                Some((Answer::Fetched { .. } | Answer::NotPrefetched(_) | Answer::Alive, _)) => {
-                    Err(Unknown(failed(io::Error::other("its answer does not fit the request"))))
-                }
+                Some((PagerResponse::Done, _)) => Ok(()),
+                Some((PagerResponse::Refused(why), _)) => Err(Refused(failed(io::Error::other(why)))),
+                Some((
+                    PagerResponse::Fetched { .. } | PagerResponse::NotPrefetched(_) | PagerResponse::Alive,
+                    _,
+                )) => Err(Unknown(failed(io::Error::other("its answer does not fit the request")))),
                 // A fault that the pager handled before this request.
-                Some((Answer::Unreadable { start, end, why }, _)) => {
+                Some((PagerResponse::Unreadable { start, end, why }, _)) => {
                     faults.fail(&why);
                     faults.refuse(start..end);
                     continue;

@@ -28,7 +28,7 @@ const MOST_FDS: usize = 1;
 /// A request of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub enum Ask {
+pub enum PagerRequest {
     /// Asks for the base. A memfd lies beside it if the VM already has one.
     Base {
         /// Version of the VM's messages.
@@ -57,13 +57,13 @@ pub enum Ask {
 /// A message of a pager.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub enum Answer {
-    /// The request is done. After [`Ask::Base`], the memfd lies beside it.
+pub enum PagerResponse {
+    /// The request is done. After [`PagerRequest::Base`], the memfd lies beside it.
     Done,
     /// The request is refused, with the reason.
     Refused(String),
-    /// Answer to [`Ask::Fetched`], as [`crate::memory::lazy::faults::Fetched`]. The file beside it lists the
-    /// chunks that were fetched ahead.
+    /// Response to [`PagerRequest::Fetched`], as [`crate::memory::lazy::faults::Fetched`]. The file beside it
+    /// lists the chunks that were fetched ahead.
     Fetched {
         /// Length of a chunk in bytes.
         chunk_len: u64,
@@ -74,7 +74,7 @@ pub enum Answer {
     },
     /// No list is fetched ahead, with the reason.
     NotPrefetched(String),
-    /// Answer to [`Ask::Ping`].
+    /// Response to [`PagerRequest::Ping`].
     Alive,
     /// A range of the VM's memory is unavailable. This is not an answer.
     Unreadable {

@@ -15,14 +15,14 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::list::{list, listed};
-use super::message::{Answer, Ask, VERSION, receive, send};
+use super::message::{PagerRequest, PagerResponse, VERSION, receive, send};
 use super::place::{Claim, PagerPlace};
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::can_change;
 use crate::memory::lazy::fault_service::Service;
-use crate::memory::lazy::faults::{Fetched, Paging};
+use crate::memory::lazy::faults::{FaultHandler, Fetched};
 use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::lazy::served_vm::ServedVm;
 use crate::memory::lazy::source::PageSource;
@@ -73,7 +73,7 @@ struct Server<'s> {
     own: Option<Arc<Service>>,
     /// The bases that VMs brought from an earlier pager. Other VMs do not get them, because their content is
     /// not verified.
-    brought: Vec<Arc<Service>>,
+    adopted_bases: Vec<Arc<Service>>,
     clients: HashMap<i32, ConnectedVm>,
     /// Closed for a moment to accept and refuse a connection when no descriptor is left.
     spare: Option<OwnedFd>,
@@ -102,8 +102,8 @@ impl<'s> Server<'s> {
             .map_err(failed)?;
         rustix::net::bind(&listener, &address).map_err(failed)?;
         rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
-        let (brought, clients) = (Vec::new(), HashMap::new());
-        Ok(Self { listener, source, own: None, brought, clients, spare: spare(), rests_until: None })
+        let (adopted_bases, clients) = (Vec::new(), HashMap::new());
+        Ok(Self { listener, source, own: None, adopted_bases, clients, spare: spare(), rests_until: None })
     }
 
     fn run(mut self, linger: Duration) -> Result<()> {
@@ -116,7 +116,7 @@ impl<'s> Server<'s> {
             for fd in ready {
                 if fd == self.listener.as_raw_fd() {
                     self.accept();
-                } else if let Err(why) = self.hear(fd) {
+                } else if let Err(why) = self.handle_request(fd) {
                     log::warn!("a VM is no longer served: {why}");
                     self.forget(fd);
                 }
@@ -180,7 +180,7 @@ impl<'s> Server<'s> {
                 self.clients.len()
             );
             log::warn!("a VM is refused: {why}");
-            let _ = send(&socket, &Answer::Refused(why), None, SendFlags::DONTWAIT);
+            let _ = send(&socket, &PagerResponse::Refused(why), None, SendFlags::DONTWAIT);
         }
         self.spare = spare();
         if self.spare.is_none() {
@@ -204,7 +204,7 @@ impl<'s> Server<'s> {
     /// progress.
     fn drop_unused(&mut self) {
         let unused = |service: &mut Arc<Service>| Arc::strong_count(service) == 1;
-        let unused: Vec<_> = self.brought.extract_if(.., unused).collect();
+        let unused: Vec<_> = self.adopted_bases.extract_if(.., unused).collect();
         if unused.is_empty() {
             return;
         }
@@ -212,15 +212,15 @@ impl<'s> Server<'s> {
         let theirs = Arc::clone(&unused);
         if let Err(error) = threads::spawn("pager-drop", move || drop(std::mem::take(&mut *lock(&theirs)))) {
             log::debug!("cannot drop an unused base yet: {}", report(&error));
-            self.brought.append(&mut lock(&unused));
+            self.adopted_bases.append(&mut lock(&unused));
         }
     }
 
     /// Handles a VM's request.
-    fn hear(&mut self, fd: i32) -> std::result::Result<(), String> {
+    fn handle_request(&mut self, fd: i32) -> std::result::Result<(), String> {
         let client = self.clients.get(&fd).ok_or("the VM is not connected")?;
         let socket = Arc::clone(&client.socket);
-        let (ask, beside) = match receive::<Ask>(&*socket, RecvFlags::DONTWAIT) {
+        let (ask, beside) = match receive::<PagerRequest>(&*socket, RecvFlags::DONTWAIT) {
             Ok(Some(message)) => message,
             Ok(None) => {
                 self.forget(fd);
@@ -233,28 +233,30 @@ impl<'s> Server<'s> {
             }
             // A served VM sends a descriptor only with a list of pages. This process may have no room for it.
             Err(error) if client.number.is_some() && is_no_message(&error) => {
-                tell(&socket, &Answer::NotPrefetched(shortened(error.to_string())), None);
+                tell(&socket, &PagerResponse::NotPrefetched(shortened(error.to_string())), None);
                 return Ok(());
             }
             Err(error) => {
-                tell(&socket, &Answer::Refused(shortened(error.to_string())), None);
+                tell(&socket, &PagerResponse::Refused(shortened(error.to_string())), None);
                 return Err(error.to_string());
             }
         };
         let done = match ask {
-            Ask::Base { version, memory_len } => self.base(fd, version, memory_len, beside).map(Some),
-            Ask::Serve { start, len } => self.begin(fd, start, len, beside).map(|()| None),
-            Ask::Complete => return self.complete(fd, socket),
-            Ask::Fetched => return self.fetched(fd, &socket),
-            Ask::Prefetch => return self.prefetch(fd, socket, beside),
-            Ask::Ping => {
-                tell(&socket, &Answer::Alive, None);
+            PagerRequest::Base { version, memory_len } => {
+                self.base(fd, version, memory_len, beside).map(Some)
+            }
+            PagerRequest::Serve { start, len } => self.begin(fd, start, len, beside).map(|()| None),
+            PagerRequest::Complete => return self.complete(fd, socket),
+            PagerRequest::Fetched => return self.fetched(fd, &socket),
+            PagerRequest::Prefetch => return self.prefetch(fd, socket, beside),
+            PagerRequest::Ping => {
+                tell(&socket, &PagerResponse::Alive, None);
                 return Ok(());
             }
         };
         let (answer, base) = match done {
-            Ok(base) => (Answer::Done, base),
-            Err(why) => (Answer::Refused(shortened(why)), None),
+            Ok(base) => (PagerResponse::Done, base),
+            Err(why) => (PagerResponse::Refused(shortened(why)), None),
         };
         tell(&socket, &answer, base.as_deref());
         Ok(())
@@ -274,7 +276,7 @@ impl<'s> Server<'s> {
         let known = match &brought {
             None => self.own.as_ref(),
             Some(brought) => {
-                self.own.iter().chain(&self.brought).find(|service| same_file(brought, &service.base()))
+                self.own.iter().chain(&self.adopted_bases).find(|service| same_file(brought, &service.base()))
             }
         };
         let (known, is_own) = (known.map(Arc::clone), brought.is_none());
@@ -290,11 +292,11 @@ impl<'s> Server<'s> {
             return Err("the VM is served already".to_owned());
         }
         client.service = Some(Arc::clone(&service));
-        let is_known = self.own.iter().chain(&self.brought).any(|other| Arc::ptr_eq(other, &service));
+        let is_known = self.own.iter().chain(&self.adopted_bases).any(|other| Arc::ptr_eq(other, &service));
         match (is_known, is_own) {
             (true, _) => {}
             (false, true) => self.own = Some(Arc::clone(&service)),
-            (false, false) => self.brought.push(Arc::clone(&service)),
+            (false, false) => self.adopted_bases.push(Arc::clone(&service)),
         }
         Ok(service.base())
     }
@@ -347,7 +349,7 @@ impl<'s> Server<'s> {
         let userfault = Arc::new(Userfault::of_other(fd));
         let socket = Arc::clone(&client.socket);
         let unreadable = move |Range { start, end }: Range<u64>, error: &Error| {
-            let told = Answer::Unreadable { start, end, why: shortened(report(error)) };
+            let told = PagerResponse::Unreadable { start, end, why: shortened(report(error)) };
             if let Err(error) = send(&*socket, &told, None, SendFlags::DONTWAIT) {
                 log::error!("cannot tell a VM that its memory is damaged, so the VM keeps waiting: {error}");
             }
@@ -378,9 +380,9 @@ impl<'s> Server<'s> {
     }
 
     fn complete(&self, fd: i32, socket: Arc<OwnedFd>) -> std::result::Result<(), String> {
-        self.apart(fd, socket, Answer::Refused, |service| match service.complete_and_seal() {
-            Ok(()) => Some(Answer::Done),
-            Err(error) => Some(Answer::Refused(shortened(report(&error)))),
+        self.apart(fd, socket, PagerResponse::Refused, |service| match service.complete_and_seal() {
+            Ok(()) => Some(PagerResponse::Done),
+            Err(error) => Some(PagerResponse::Refused(shortened(report(&error)))),
         })
     }
 
@@ -389,7 +391,7 @@ impl<'s> Server<'s> {
         let fetched = client.service.as_ref().and_then(|service| service.fetched(client.ahead.get()));
         let fetched = fetched.ok_or("the VM has not asked for a base")?;
         let Fetched { chunk_len, touched, ahead, prefetch } = fetched;
-        let answer = Answer::Fetched { chunk_len, touched, prefetch };
+        let answer = PagerResponse::Fetched { chunk_len, touched, prefetch };
         match list(&ahead) {
             Ok(list) => tell(socket, &answer, Some(&list)),
             // The VM waits a second for the answer and then continues without it.
@@ -406,13 +408,13 @@ impl<'s> Server<'s> {
     ) -> std::result::Result<(), String> {
         let list = list.ok_or("the VM sent no list of pages")?;
         let ahead = self.clients.get(&fd).map(|client| Arc::clone(&client.ahead)).unwrap_or_default();
-        self.apart(fd, socket, Answer::NotPrefetched, move |service| {
+        self.apart(fd, socket, PagerResponse::NotPrefetched, move |service| {
             let runs = listed(&list.into(), service.filler().len()).map(PageRanges::from);
             let begun = runs.and_then(|runs| {
                 let runs = ahead.get_or_init(|| runs);
                 service.prefetch(runs).map_err(|error| report(&error))
             });
-            begun.err().map(|why| Answer::NotPrefetched(shortened(why)))
+            begun.err().map(|why| PagerResponse::NotPrefetched(shortened(why)))
         })
     }
 
@@ -422,8 +424,8 @@ impl<'s> Server<'s> {
         &self,
         fd: i32,
         socket: Arc<OwnedFd>,
-        refused: fn(String) -> Answer,
-        act: impl FnOnce(&Service) -> Option<Answer> + Send + 'static,
+        refused: fn(String) -> PagerResponse,
+        act: impl FnOnce(&Service) -> Option<PagerResponse> + Send + 'static,
     ) -> std::result::Result<(), String> {
         let service = self.clients.get(&fd).and_then(|client| client.service.clone());
         let service = service.ok_or("the VM has not asked for a base")?;
@@ -443,7 +445,7 @@ impl<'s> Server<'s> {
 
 /// Answers a VM. A VM whose socket is full misses the answer and is still served. The end of its socket tells
 /// when it is gone.
-fn tell(socket: &OwnedFd, answer: &Answer, beside: Option<&File>) {
+fn tell(socket: &OwnedFd, answer: &PagerResponse, beside: Option<&File>) {
     let beside = beside.map(|file| file.as_fd());
     if let Err(error) = send(socket, answer, beside, SendFlags::DONTWAIT) {
         log::debug!("cannot answer a VM: {error}");

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::client::Pager;
-use super::message::{Answer, Ask, VERSION, receive_until, send};
+use super::message::{PagerRequest, PagerResponse, VERSION, receive_until, send};
 use super::options::PagerOptions;
 use super::place::PagerPlace;
 use super::server::serve;
 use crate::error::{Error, Result, report};
 use crate::memory::backing::Backing;
 use crate::memory::files::sealing::can_change;
-use crate::memory::lazy::faults::Paging;
+use crate::memory::lazy::faults::FaultHandler;
 use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
 use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
@@ -113,8 +113,8 @@ impl Here {
 
     fn vm(&self) -> GuestRam {
         let ram = GuestRam::reserve(LEN).unwrap();
-        let paging = Arc::new(self.connect().unwrap()) as Arc<dyn Paging>;
-        Backing::Lazy { paging, pages: None }.map(&ram).unwrap();
+        let handler = Arc::new(self.connect().unwrap()) as Arc<dyn FaultHandler>;
+        Backing::Lazy { handler, pages: None }.map(&ram).unwrap();
         ram
     }
 }
@@ -174,17 +174,17 @@ impl Puppet {
     fn serve(&self) -> (OwnedFd, OwnedFd) {
         let socket = self.accept();
         let base = crate::memory::files::memfd::fresh(LEN).unwrap();
-        assert!(matches!(hear(&socket), Some((Ask::Base { .. }, None))));
-        send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
-        let Some((Ask::Serve { .. }, Some(userfault))) = hear(&socket) else {
+        assert!(matches!(hear(&socket), Some((PagerRequest::Base { .. }, None))));
+        send(&socket, &PagerResponse::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
+        let Some((PagerRequest::Serve { .. }, Some(userfault))) = hear(&socket) else {
             panic!("it asks for something else")
         };
-        send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
+        send(&socket, &PagerResponse::Done, None, SendFlags::empty()).unwrap();
         (socket, userfault)
     }
 }
 
-fn hear(socket: &OwnedFd) -> Option<(Ask, Option<OwnedFd>)> {
+fn hear(socket: &OwnedFd) -> Option<(PagerRequest, Option<OwnedFd>)> {
     receive_until(socket, Instant::now() + Duration::from_secs(60)).unwrap()
 }
 
@@ -219,14 +219,18 @@ fn addresses_of_an_ended_vm_are_kept_until_every_pager_ends_its_connection() {
             let socket = puppet.accept();
             let base = crate::memory::files::memfd::fresh(LEN).unwrap();
             hear(&socket).unwrap();
-            send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
-            let Some((Ask::Serve { .. }, Some(userfault))) = hear(&socket) else { panic!("it wants more") };
-            send(&socket, &Answer::Alive, None, SendFlags::empty()).unwrap();
+            send(&socket, &PagerResponse::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
+            let Some((PagerRequest::Serve { .. }, Some(userfault))) = hear(&socket) else {
+                panic!("it wants more")
+            };
+            send(&socket, &PagerResponse::Alive, None, SendFlags::empty()).unwrap();
             let second = puppet.accept();
-            let Some((Ask::Base { .. }, Some(brought))) = hear(&second) else { panic!("it brings its base") };
-            send(&second, &Answer::Done, Some(brought.as_fd()), SendFlags::empty()).unwrap();
-            assert!(matches!(hear(&second), Some((Ask::Serve { .. }, Some(_)))));
-            send(&second, &Answer::Done, None, SendFlags::empty()).unwrap();
+            let Some((PagerRequest::Base { .. }, Some(brought))) = hear(&second) else {
+                panic!("it brings its base")
+            };
+            send(&second, &PagerResponse::Done, Some(brought.as_fd()), SendFlags::empty()).unwrap();
+            assert!(matches!(hear(&second), Some((PagerRequest::Serve { .. }, Some(_)))));
+            send(&second, &PagerResponse::Done, None, SendFlags::empty()).unwrap();
             ((socket, userfault), second)
         });
         let ram = here.vm();
@@ -284,12 +288,12 @@ fn pager_that_never_serves_fails_the_restore_after_the_patience() {
             let socket = puppet.accept();
             let base = crate::memory::files::memfd::fresh(LEN).unwrap();
             hear(&socket).unwrap();
-            send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
+            send(&socket, &PagerResponse::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
             socket
         });
         let ram = GuestRam::reserve(LEN).unwrap();
-        let paging = Arc::new(here.connect().unwrap()) as Arc<dyn Paging>;
-        let why = report(&Backing::Lazy { paging, pages: None }.map(&ram).unwrap_err());
+        let handler = Arc::new(here.connect().unwrap()) as Arc<dyn FaultHandler>;
+        let why = report(&Backing::Lazy { handler, pages: None }.map(&ram).unwrap_err());
         assert!(why.contains("it has not answered for 0.3 s"), "{why}");
         drop(limited("the first client ends", || first.join()).unwrap());
     });
@@ -356,21 +360,21 @@ fn refused_userfaultfd_is_not_registered_and_the_pager_ends_with_its_last_vm() {
     let pager = here.begin_pager();
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(here.place().socket()).unwrap()).unwrap();
-    let say = |ask: &Ask, fd: Option<BorrowedFd<'_>>| {
+    let say = |ask: &PagerRequest, fd: Option<BorrowedFd<'_>>| {
         send(&socket, ask, fd, SendFlags::empty()).unwrap();
-        receive_until::<Answer>(&socket, Instant::now() + Duration::from_secs(60)).unwrap().unwrap().0
+        receive_until::<PagerResponse>(&socket, Instant::now() + Duration::from_secs(60)).unwrap().unwrap().0
     };
-    assert_eq!(say(&Ask::Base { version: VERSION, memory_len: LEN }, None), Answer::Done);
+    assert_eq!(say(&PagerRequest::Base { version: VERSION, memory_len: LEN }, None), PagerResponse::Done);
     // Without the API handshake, a userfaultfd can be polled, but neither read nor woken.
     let refused = [
         (Userfault::without_agreement().unwrap(), "cannot be woken"),
         (Userfault::reporting_unmapped_memory().unwrap(), "reports events other than page faults"),
     ];
     for (userfault, reason) in refused.iter().chain(&refused) {
-        let said = say(&Ask::Serve { start: 0, len: LEN }, Some(userfault.as_fd()));
-        assert!(matches!(&said, Answer::Refused(why) if why.contains(reason)), "{said:?}");
+        let said = say(&PagerRequest::Serve { start: 0, len: LEN }, Some(userfault.as_fd()));
+        assert!(matches!(&said, PagerResponse::Refused(why) if why.contains(reason)), "{said:?}");
     }
-    assert_eq!(say(&Ask::Ping, None), Answer::Alive);
+    assert_eq!(say(&PagerRequest::Ping, None), PagerResponse::Alive);
     drop(socket);
     limited("the pager ends", || pager.join()).unwrap().unwrap();
 }

@@ -13,7 +13,7 @@ use rustix::net::{SendFlags, Shutdown};
 use super::client::ClientState;
 use super::connection::PAUSE;
 use super::list::listed;
-use super::message::{Answer, Ask, receive_until, send};
+use super::message::{PagerRequest, PagerResponse, receive_until, send};
 use crate::error::report;
 use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::Fetched;
@@ -31,7 +31,7 @@ const SHORTEST_TICK: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Reason to stop reading from a connection.
-enum Heard {
+enum WatchEnd {
     /// The connection has ended.
     End,
     /// The pager does not answer, and faults wait.
@@ -48,7 +48,7 @@ impl ClientState {
     /// Reads one pager's messages until its end. Returns whether another pager follows.
     fn watch_one(&self, faults: &Weak<Faults>) -> bool {
         let Some(socket) = lock(&self.connection).socket.clone() else { return false };
-        let heard = self.hear(&socket, faults);
+        let end = self.read_messages(&socket, faults);
         // A killed pager leaves no zombie.
         if let Err(error) = self.target.started_ended() {
             log::debug!("{}", report(&error));
@@ -59,7 +59,7 @@ impl ClientState {
         }
         (connection.socket, connection.count) = (None, connection.count + 1);
         self.changed.notify_all();
-        if matches!(heard, Heard::Silence) {
+        if matches!(end, WatchEnd::Silence) {
             drop(connection);
             let why = format!("the pager is unavailable: {}", self.target.silent());
             self.give_up(faults, &why);
@@ -70,28 +70,28 @@ impl ClientState {
         self.replace(faults)
     }
 
-    fn hear(&self, socket: &OwnedFd, faults: &Weak<Faults>) -> Heard {
+    fn read_messages(&self, socket: &OwnedFd, faults: &Weak<Faults>) -> WatchEnd {
         let tick = (self.target.options.patience / TICKS).max(SHORTEST_TICK);
         let mut unanswered: Option<u32> = None;
         loop {
-            match receive_until::<Answer>(socket, Instant::now() + tick) {
+            match receive_until::<PagerResponse>(socket, Instant::now() + tick) {
                 Ok(Some((said, beside))) => {
                     unanswered = None;
-                    self.heard(said, beside, faults);
+                    self.handle_message(said, beside, faults);
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     if lock(&self.connection).over {
-                        return Heard::End;
+                        return WatchEnd::End;
                     }
                     if self.has_fallen_silent(socket, faults, &mut unanswered) {
-                        return Heard::Silence;
+                        return WatchEnd::Silence;
                     }
                 }
                 // The process may lack room for a descriptor, which is no reason to lose the pager.
                 Err(error) if said_nothing_of_use(&error) => {
                     log::warn!("a message from the pager was lost: {error}");
                 }
-                Ok(None) | Err(_) => return Heard::End,
+                Ok(None) | Err(_) => return WatchEnd::End,
             }
         }
     }
@@ -106,12 +106,12 @@ impl ClientState {
         let Some(faults) = faults.upgrade() else { return false };
         let is_waited_for = faults.is_waited_for();
         // A fault that a pager has read becomes visible again only after it repeats.
-        faults.ask_again();
+        faults.requeue_unanswered();
         match unanswered {
             Some(ticks) if *ticks >= UNANSWERED => {
                 if lock(&self.connection).completes {
                     lock(&self.connection).completed =
-                        Some(Answer::Refused(self.target.silent().to_string()));
+                        Some(PagerResponse::Refused(self.target.silent().to_string()));
                     self.changed.notify_all();
                 }
                 *unanswered = None;
@@ -123,7 +123,7 @@ impl ClientState {
             }
             None => {
                 if is_waited_for || lock(&self.connection).completes {
-                    let _ = send(socket, &Ask::Ping, None, SendFlags::DONTWAIT);
+                    let _ = send(socket, &PagerRequest::Ping, None, SendFlags::DONTWAIT);
                     *unanswered = Some(1);
                 }
                 false
@@ -131,22 +131,22 @@ impl ClientState {
         }
     }
 
-    fn heard(&self, said: Answer, beside: Option<OwnedFd>, faults: &Weak<Faults>) {
+    fn handle_message(&self, said: PagerResponse, beside: Option<OwnedFd>, faults: &Weak<Faults>) {
         match said {
-            Answer::Unreadable { start, end, why } => {
+            PagerResponse::Unreadable { start, end, why } => {
                 if let Some(faults) = faults.upgrade() {
                     faults.fail(&why);
                     faults.refuse(start..end);
                 }
             }
-            Answer::Fetched { chunk_len, touched, prefetch } => {
+            PagerResponse::Fetched { chunk_len, touched, prefetch } => {
                 let ahead = beside.and_then(|list| listed(&list.into(), self.target.memory_len).ok());
                 let fetched = ahead.map(|ahead| Fetched { chunk_len, touched, ahead, prefetch });
                 lock(&self.connection).fetched = fetched;
                 self.changed.notify_all();
             }
-            Answer::NotPrefetched(why) => log::warn!("the pager does not fetch pages ahead: {why}"),
-            Answer::Alive => {}
+            PagerResponse::NotPrefetched(why) => log::warn!("the pager does not fetch pages ahead: {why}"),
+            PagerResponse::Alive => {}
             answer => {
                 lock(&self.connection).completed = Some(answer);
                 self.changed.notify_all();
@@ -217,7 +217,7 @@ impl ClientState {
             let _ = rustix::net::shutdown(&*socket, Shutdown::Write);
             loop {
                 let end = Instant::now() + Duration::from_secs(3600);
-                match receive_until::<Answer>(&*socket, end) {
+                match receive_until::<PagerResponse>(&*socket, end) {
                     Err(error) if said_nothing_of_use(&error) => {}
                     // The connection goes on, whatever the message says.
                     Ok(Some(_)) => {}

@@ -18,7 +18,7 @@ use crate::memory::files::data::data_ranges;
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::read_only;
 use crate::memory::lazy::faults::Faults;
-use crate::memory::lazy::faults::{Fetched, Paging};
+use crate::memory::lazy::faults::{FaultHandler, Fetched};
 use crate::memory::lazy::filler::Window;
 use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::lazy::served_vm::{ServedVm, zero};
@@ -80,7 +80,7 @@ impl FloorPager {
     }
 }
 
-impl Paging for FloorPager {
+impl FaultHandler for FloorPager {
     fn base(&self) -> Arc<File> {
         Arc::clone(&self.base)
     }

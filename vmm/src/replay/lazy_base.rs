@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::memory::backing::Backing;
 use crate::memory::lazy::fault_service::Service;
-use crate::memory::lazy::faults::Paging;
+use crate::memory::lazy::faults::FaultHandler;
 pub use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
 pub use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
@@ -93,9 +93,9 @@ impl Mapped {
         Self::of(Backing::Private { base: Arc::clone(base), pages: None }, base)
     }
 
-    fn lazy(paging: Arc<dyn Paging>) -> Result<Self> {
-        let base = paging.base();
-        Self::of(Backing::Lazy { paging, pages: None }, &base)
+    fn lazy(handler: Arc<dyn FaultHandler>) -> Result<Self> {
+        let base = handler.base();
+        Self::of(Backing::Lazy { handler, pages: None }, &base)
     }
 
     fn of(backing: Backing, base: &File) -> Result<Self> {

@@ -12,7 +12,7 @@ use rustix::fs::{Advice, fadvise};
 use super::subject::ReplaySubject;
 use crate::error::{Error, Result};
 use crate::memory::lazy::fault_service::Service;
-use crate::memory::lazy::faults::Paging;
+use crate::memory::lazy::faults::FaultHandler;
 use crate::memory::prefault::map_in;
 use crate::memory::ram::GuestRam;
 use crate::progress::Progress;

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::backing::Backing;
 use crate::memory::base::OverlayPages;
-use crate::memory::lazy::faults::Paging;
+use crate::memory::lazy::faults::FaultHandler;
 use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::ram::GuestRam;
 use crate::snapshot::format::pack::{Decoder, Pack};
@@ -107,8 +107,8 @@ impl ReplaySubject {
     }
 
     /// Maps the memory over a base that is filled on touch.
-    pub fn map_lazy(&self, paging: Arc<dyn Paging>) -> Result<GuestRam> {
-        self.map_as(Backing::Lazy { paging, pages: self.over.clone() })
+    pub fn map_lazy(&self, handler: Arc<dyn FaultHandler>) -> Result<GuestRam> {
+        self.map_as(Backing::Lazy { handler, pages: self.over.clone() })
     }
 
     fn map_as(&self, backing: Backing) -> Result<GuestRam> {

@@ -62,7 +62,7 @@ impl Vm {
             PrefetchState::Shared(runs) => Some(runs),
             _ => None,
         };
-        let fetched = ram.faults().and_then(|faults| faults.paging().fetched(list));
+        let fetched = ram.faults().and_then(|faults| faults.handler().fetched(list));
         let prefetch = match &*ahead {
             PrefetchState::Nothing | PrefetchState::Planned(_) => None,
             PrefetchState::Begun(progress) => Some(progress.now()),

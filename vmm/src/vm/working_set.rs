@@ -44,7 +44,7 @@ impl Vm {
         if let Some(faults) = ram.faults() {
             // Pages under a diff's pages are never read, so they are left out.
             let runs = set.page_ranges_without(over.as_deref());
-            return faults.paging().prefetch(&runs).map(|()| PrefetchState::Shared(runs));
+            return faults.handler().prefetch(&runs).map(|()| PrefetchState::Shared(runs));
         }
         let progress = populate(&ram, set.page_ranges())?;
         let at_end = Arc::clone(&progress);

@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct SlowDevice {
     begun: Sender<()>,
-    go_on: Receiver<()>,
+    resume: Receiver<()>,
 }
 
 impl VirtioDevice for SlowDevice {
@@ -40,7 +40,7 @@ impl VirtioDevice for SlowDevice {
 
     fn work(&mut self, _: WakeReason, _: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         self.begun.send(()).expect("the test waits for it");
-        let _ = self.go_on.recv(); // an error ends the turn too
+        let _ = self.resume.recv(); // an error ends the turn too
         Ok(NextTurn::Wait)
     }
 }
@@ -58,8 +58,8 @@ impl Persist for SlowDevice {
 }
 
 fn slow() -> (Driver, Receiver<()>, Sender<()>) {
-    let ((begun, is_begun), (end, go_on)) = (channel(), channel());
-    (Driver::new(SlowDevice { begun, go_on }), is_begun, end)
+    let ((begun, is_begun), (end, resume)) = (channel(), channel());
+    (Driver::new(SlowDevice { begun, resume }), is_begun, end)
 }
 
 /// A bus with this device.
@@ -190,7 +190,7 @@ fn panic_of_a_device_is_logged_once() {
     for _ in 0..3 {
         driver.send(0, &[Part::In(8)]);
         driver.transport.halt();
-        driver.transport.go_on().unwrap();
+        driver.transport.resume().unwrap();
     }
     driver.transport.halt();
     assert_eq!(driver.transport.log.written(), 1);
@@ -337,7 +337,7 @@ fn device_that_its_driver_gave_up_stays_so_over_a_pause_and_a_snapshot() {
     driver.set(0x70, 0x80);
     assert_eq!(driver.get(0x70), 0x8f);
     for _ in 0..2 {
-        driver.transport.go_on().unwrap();
+        driver.transport.resume().unwrap();
         assert!(driver.transport.stand_by().unwrap().is_none());
         assert!(driver.transport.worker.is_none(), "nobody works on a device whose driver said FAILED");
         driver.move_to(Rng);
@@ -357,7 +357,7 @@ fn device_that_cannot_begin_keeps_its_queues() {
     driver.send(0, &[Part::In(8)]);
     // epoll refuses a regular file.
     let notify = std::mem::replace(&mut driver.transport.notify, no_eventfd());
-    assert!(driver.transport.go_on().is_err());
+    assert!(driver.transport.resume().is_err());
     assert!(driver.transport.stand_by().is_err());
     driver.set(0x30, 0);
     assert_eq!(driver.get(0x44), 1, "the queue is ready");
@@ -375,7 +375,7 @@ fn device_that_gets_no_thread_keeps_its_queues() {
         driver.transport.halt();
         driver.send(0, &[Part::In(8)]);
         refuse_calls(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
-        assert!(driver.transport.go_on().is_err());
+        assert!(driver.transport.resume().is_err());
         driver.transport.stand_by().unwrap().expect("it is halted").take();
         driver.wait(0);
         assert!(driver.transport.settle().unwrap().is_some(), "it is idle and needs no thread");

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::memory::PAGE;
 use crate::memory::backing::Backing;
 use crate::memory::lazy::fault_service::Service;
-use crate::memory::lazy::faults::Paging;
+use crate::memory::lazy::faults::FaultHandler;
 use crate::memory::lazy::source::{Chunk as Content, PageSource, TestSource};
 use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
@@ -57,7 +57,7 @@ fn head_that_changes_while_its_table_is_fetched_is_used_as_it_was_read() {
     let hook = Arc::new(OnceLock::new());
     let service = Arc::new(Service::new(source(&hook)).unwrap());
     let ram = GuestRam::reserve(LEN).unwrap();
-    Backing::Lazy { paging: Arc::clone(&service) as Arc<dyn Paging>, pages: None }.map(&ram).unwrap();
+    Backing::Lazy { handler: Arc::clone(&service) as Arc<dyn FaultHandler>, pages: None }.map(&ram).unwrap();
     let write = |ram: &GuestRam, at, bytes: &[u8]| ram.guest().write_slice(bytes, GuestAddress(at)).unwrap();
     let indirect = |chunk: u64| descriptor(chunk * CHUNK, 16, VRING_DESC_F_INDIRECT as u16);
     write(&ram, RINGS[0], &indirect(TABLE));
@@ -83,7 +83,7 @@ fn head_that_changes_while_its_table_is_fetched_is_used_as_it_was_read() {
 fn queue_at(rings: [u64; 3]) -> (GuestRam, VirtQueue) {
     let service = Arc::new(Service::new(source(&Arc::default())).unwrap());
     let ram = GuestRam::reserve(LEN).unwrap();
-    Backing::Lazy { paging: service as Arc<dyn Paging>, pages: None }.map(&ram).unwrap();
+    Backing::Lazy { handler: service as Arc<dyn FaultHandler>, pages: None }.map(&ram).unwrap();
     let mut queue = VirtQueue::new(8);
     place(&mut queue, rings);
     queue.ring.set_ready(true);

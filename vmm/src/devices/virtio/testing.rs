@@ -300,7 +300,7 @@ impl Driver {
     /// Halts and saves the device, and continues with `device`, restored, in its place.
     pub(crate) fn move_to(&mut self, device: impl VirtioDevice + 'static) {
         self.replace(device);
-        self.transport.go_on().unwrap();
+        self.transport.resume().unwrap();
     }
 
     /// As [`Driver::move_to`]. The device takes its first turn on this thread and gets none of its own.

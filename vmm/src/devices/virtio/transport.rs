@@ -157,11 +157,11 @@ impl Transport {
     ///
     /// # Errors
     /// The host has no thread left.
-    pub(crate) fn go_on(&mut self) -> Result<()> {
+    pub(crate) fn resume(&mut self) -> Result<()> {
         self.work_by(Worker::start)
     }
 
-    /// As [`Transport::go_on`], without a thread for an idle device. The caller takes the first turn without
+    /// As [`Transport::resume`], without a thread for an idle device. The caller takes the first turn without
     /// the transport's lock, and then calls [`Transport::settle`].
     ///
     /// # Errors
@@ -389,7 +389,7 @@ impl Transport {
     }
 
     fn work_or_break(&mut self) {
-        if let Err(error) = self.go_on() {
+        if let Err(error) = self.resume() {
             self.log.log(Level::Error, format_args!("{}", crate::error::report(&error)));
             self.view.interrupt.needs_reset();
         }

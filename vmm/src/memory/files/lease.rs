@@ -124,22 +124,25 @@ struct Lease {
 
 #[derive(Debug, Default)]
 struct LeaseState {
-    told: Mutex<Told>,
+    subscribers: Mutex<Subscribers>,
 }
 
 /// A subscriber's act.
 type Act = Box<dyn Fn(&str) + Send>;
 
 #[derive(Default)]
-struct Told {
-    broken: Option<String>,
-    next: u64,
-    who: BTreeMap<u64, Act>,
+struct Subscribers {
+    broken_by: Option<String>,
+    next_id: u64,
+    callbacks: BTreeMap<u64, Act>,
 }
 
-impl std::fmt::Debug for Told {
+impl std::fmt::Debug for Subscribers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Told").field("broken", &self.broken).field("who", &self.who.len()).finish()
+        f.debug_struct("Subscribers")
+            .field("broken_by", &self.broken_by)
+            .field("callbacks", &self.callbacks.len())
+            .finish()
     }
 }
 
@@ -176,13 +179,13 @@ impl Lease {
 
     /// As [`Leases::subscribe`].
     fn subscribe(self: &Arc<Self>, act: impl Fn(&str) + Send + 'static) -> LeaseListener {
-        let mut told = lock(&self.shared.told);
-        if let Some(why) = &told.broken {
+        let mut subscribers = lock(&self.shared.subscribers);
+        if let Some(why) = &subscribers.broken_by {
             act(why);
         }
-        let number = told.next;
-        told.next += 1;
-        told.who.insert(number, Box::new(act));
+        let number = subscribers.next_id;
+        subscribers.next_id += 1;
+        subscribers.callbacks.insert(number, Box::new(act));
         LeaseListener { lease: Arc::clone(self), number }
     }
 }
@@ -198,7 +201,7 @@ impl Drop for Lease {
 
 impl Drop for LeaseListener {
     fn drop(&mut self) {
-        lock(&self.lease.shared.told).who.remove(&self.number);
+        lock(&self.lease.shared.subscribers).callbacks.remove(&self.number);
     }
 }
 
@@ -224,9 +227,9 @@ impl LeaseState {
 
     fn tell_all(&self, file: &File, what: &str) {
         let why = format!("{}, the file behind guest memory, {what}", name_of(file).display());
-        let mut told = lock(&self.told);
-        told.who.values().for_each(|act| act(&why));
-        told.broken = Some(why);
+        let mut subscribers = lock(&self.subscribers);
+        subscribers.callbacks.values().for_each(|act| act(&why));
+        subscribers.broken_by = Some(why);
     }
 }
 

@@ -42,7 +42,7 @@ use super::source::{Chunk, PageSource};
 use crate::error::{Error, Result, report};
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::read_only;
-use crate::memory::lazy::faults::{Fetched, Paging};
+use crate::memory::lazy::faults::{FaultHandler, Fetched};
 use crate::memory::range::AddressRange;
 use crate::progress::Progress;
 use crate::sync::lock;
@@ -244,7 +244,7 @@ impl Drop for Service {
     }
 }
 
-impl Paging for Service {
+impl FaultHandler for Service {
     fn base(&self) -> Arc<File> {
         Arc::clone(&self.base)
     }
@@ -340,7 +340,7 @@ impl ServiceState {
 
     /// The body of the first thread, and of others.
     fn run(self: &Arc<Self>, is_first: bool) {
-        let _told = ToldOfPanic(self);
+        let _told = PanicNotifier(self);
         let mut tools = None;
         // One event at a time, so other threads take the others.
         let mut events = Vec::with_capacity(1);
@@ -439,7 +439,7 @@ impl ServiceState {
         }
         under_way.push((chunk, Vec::new()));
         drop(under_way);
-        let fetched = UnderWay { shared: self, chunk };
+        let fetched = FetchGuard { shared: self, chunk };
         let what = self.filler.fill(chunk, tools);
         let waiting = fetched.end();
         [served].into_iter().chain(&waiting).for_each(|served| self.settle(served, chunk, &what));
@@ -481,12 +481,12 @@ impl ServiceState {
 
 /// A chunk that a thread fetches. Dropped, the chunk is under way no more: a fault after a panic fetches it
 /// again, and does not wait for a thread that is gone.
-struct UnderWay<'s> {
+struct FetchGuard<'s> {
     shared: &'s ServiceState,
     chunk: u64,
 }
 
-impl UnderWay<'_> {
+impl FetchGuard<'_> {
     /// Ends the fetch. Returns the other VMs that waited for this chunk.
     fn end(self) -> Vec<Arc<ServedVm>> {
         let waiting = self.take();
@@ -502,18 +502,18 @@ impl UnderWay<'_> {
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for FetchGuard<'_> {
     fn drop(&mut self) {
-        // All VMs are told of a panic (`ToldOfPanic`).
+        // All VMs are told of a panic (`PanicNotifier`).
         self.take();
     }
 }
 
 /// Ends the VMs whose faults a thread that panicked would have answered, and replaces the thread for VMs that
 /// come later.
-struct ToldOfPanic<'s>(&'s Arc<ServiceState>);
+struct PanicNotifier<'s>(&'s Arc<ServiceState>);
 
-impl Drop for ToldOfPanic<'_> {
+impl Drop for PanicNotifier<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             let error = Error::host(

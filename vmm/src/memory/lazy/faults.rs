@@ -32,12 +32,12 @@ use crate::threads;
 
 /// The service that fills a base, as VMs see it: threads of this process ([`super::fault_service`]), or a
 /// pager process.
-pub trait Paging: fmt::Debug + Send + Sync {
+pub trait FaultHandler: fmt::Debug + Send + Sync {
     /// The base, of guest memory's length. A hole in it is a zero page, or a missing one.
     fn base(&self) -> Arc<File>;
 
     /// Starts answering the page faults of a VM, whose memory is registered. Returns the number for
-    /// [`Paging::end`].
+    /// [`FaultHandler::end`].
     ///
     /// # Errors
     /// The service cannot.
@@ -116,7 +116,7 @@ pub struct Faults {
     len: u64,
     failure: Mutex<Failure>,
     there: Arc<KnownPages>,
-    paging: Arc<dyn Paging>,
+    handler: Arc<dyn FaultHandler>,
     number: OnceLock<u64>,
     /// Locked while the mapping is changed.
     is_mapped: Mutex<bool>,
@@ -130,17 +130,17 @@ struct Failure {
 
 impl fmt::Debug for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Faults").field("paging", &self.paging).finish_non_exhaustive()
+        f.debug_struct("Faults").field("handler", &self.handler).finish_non_exhaustive()
     }
 }
 
 impl Faults {
-    /// Starts answering the faults of `len` bytes at `start`, where the base of `paging` is mapped. Nothing
+    /// Starts answering the faults of `len` bytes at `start`, where the base of `handler` is mapped. Nothing
     /// has touched that memory yet.
     ///
     /// # Errors
     /// The host refuses.
-    pub(crate) fn of(start: *mut u8, len: u64, paging: Arc<dyn Paging>) -> Result<Arc<Self>> {
+    pub(crate) fn of(start: *mut u8, len: u64, handler: Arc<dyn FaultHandler>) -> Result<Arc<Self>> {
         let userfault = Arc::new(Userfault::new()?);
         let start = start as u64;
         userfault
@@ -148,8 +148,8 @@ impl Faults {
             .map_err(|errno| Error::host("watch guest memory for pages that are missing", errno))?;
         let (failure, number) = (Mutex::default(), OnceLock::new());
         let (there, is_mapped) = (Arc::new(KnownPages::new(len)), Mutex::new(true));
-        let faults = Arc::new(Self { userfault, start, len, failure, there, paging, number, is_mapped });
-        let number = faults.paging.begin(&faults)?;
+        let faults = Arc::new(Self { userfault, start, len, failure, there, handler, number, is_mapped });
+        let number = faults.handler.begin(&faults)?;
         let _ = faults.number.set(number);
         Ok(faults)
     }
@@ -185,7 +185,7 @@ impl Faults {
     }
 
     /// Makes faults that were read and not answered come again.
-    pub fn ask_again(&self) {
+    pub fn requeue_unanswered(&self) {
         let is_mapped = lock(&self.is_mapped);
         if *is_mapped {
             let _ = self.userfault.wake(self.start, self.len);
@@ -194,16 +194,16 @@ impl Faults {
 
     /// The service that answers them.
     #[must_use]
-    pub fn paging(&self) -> &Arc<dyn Paging> {
-        &self.paging
+    pub fn handler(&self) -> &Arc<dyn FaultHandler> {
+        &self.handler
     }
 
     /// Completes the base. From then on a hole in it is a page of zeros.
     ///
     /// # Errors
-    /// As [`Paging::complete`]. The VM runs on.
+    /// As [`FaultHandler::complete`]. The VM runs on.
     pub fn complete(&self, progress: &Progress) -> Result<()> {
-        self.paging.complete(progress)
+        self.handler.complete(progress)
     }
 
     /// Fetches a range of memory on this thread, if this process answers the faults. Returns whether it does.
@@ -211,7 +211,7 @@ impl Faults {
     /// # Errors
     /// A part is unavailable.
     pub fn fetch(&self, range: Range<u64>) -> Result<bool> {
-        self.number.get().map_or(Ok(false), |number| self.paging.fetch(*number, range))
+        self.number.get().map_or(Ok(false), |number| self.handler.fetch(*number, range))
     }
 
     /// Sets the act for unavailable memory, which runs once; at once if memory is unavailable already.
@@ -299,7 +299,7 @@ impl Faults {
     pub(crate) fn end(&self, range: AddressRange) {
         *lock(&self.is_mapped) = false;
         if let Some(number) = self.number.get() {
-            self.paging.end(*number, range);
+            self.handler.end(*number, range);
         }
     }
 

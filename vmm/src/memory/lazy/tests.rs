@@ -24,7 +24,7 @@ use crate::memory::dirty::populated::private_pages;
 use crate::memory::files::data::data_ranges;
 use crate::memory::files::memfd::fresh;
 use crate::memory::lazy::fault_service::{MOST_THREADS, Service};
-use crate::memory::lazy::faults::Paging;
+use crate::memory::lazy::faults::FaultHandler;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::memory::reclaim::give_back;
@@ -109,7 +109,7 @@ fn service(len: u64) -> (Arc<Source>, Arc<Service>) {
 
 fn vm(service: &Arc<Service>, pages: Option<OverlayPages>) -> GuestRam {
     let ram = GuestRam::reserve(service.filler().len()).unwrap();
-    Backing::Lazy { paging: Arc::clone(service) as Arc<dyn Paging>, pages }.map(&ram).unwrap();
+    Backing::Lazy { handler: Arc::clone(service) as Arc<dyn FaultHandler>, pages }.map(&ram).unwrap();
     ram
 }
 

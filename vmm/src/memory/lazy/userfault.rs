@@ -31,8 +31,8 @@ const UFFDIO_API: libc::c_ulong = call::<Handshake>(3, 0x3f);
 const UFFDIO_REGISTER: libc::c_ulong = call::<Register>(3, 0);
 const UFFDIO_WAKE: libc::c_ulong = call::<Range>(2, 2);
 const UFFDIO_COPY: libc::c_ulong = call::<Copy>(3, 3);
-const UFFDIO_ZEROPAGE: libc::c_ulong = call::<OnRange>(3, 4);
-const UFFDIO_POISON: libc::c_ulong = call::<OnRange>(3, 8);
+const UFFDIO_ZEROPAGE: libc::c_ulong = call::<RangeIoctl>(3, 4);
+const UFFDIO_POISON: libc::c_ulong = call::<RangeIoctl>(3, 8);
 
 #[repr(C)]
 struct Handshake {
@@ -65,7 +65,7 @@ struct Copy {
 
 /// `uffdio_zeropage` and `uffdio_poison`.
 #[repr(C)]
-struct OnRange {
+struct RangeIoctl {
     range: Range,
     mode: u64,
     done: i64,
@@ -86,7 +86,7 @@ const _: () = assert!(size_of::<Handshake>() == 24 && UFFDIO_API == 0xc018_aa3f)
 const _: () = assert!(size_of::<Register>() == 32 && UFFDIO_REGISTER == 0xc020_aa00);
 const _: () = assert!(size_of::<Range>() == 16 && UFFDIO_WAKE == 0x8010_aa02);
 const _: () = assert!(size_of::<Copy>() == 40 && UFFDIO_COPY == 0xc028_aa03);
-const _: () = assert!(size_of::<OnRange>() == 32 && UFFDIO_ZEROPAGE == 0xc020_aa04);
+const _: () = assert!(size_of::<RangeIoctl>() == 32 && UFFDIO_ZEROPAGE == 0xc020_aa04);
 const _: () = assert!(UFFDIO_POISON == 0xc020_aa08);
 const _: () = assert!(size_of::<UffdMessage>() == 32);
 
@@ -202,7 +202,7 @@ impl Userfault {
     fn mark(&self, how: libc::c_ulong, start: u64, len: u64) -> io::Result<()> {
         over_what_is_there(len, |from, left| {
             let range = Range { start: start + from, len: left };
-            let mut request = OnRange { range, mode: DONT_WAKE, done: 0 };
+            let mut request = RangeIoctl { range, mode: DONT_WAKE, done: 0 };
             // SAFETY: the call reads and writes the structure. Only pages that are missing change.
             let answer = unsafe { ioctl(&self.fd, how, &raw mut request) };
             (answer, request.done)

@@ -26,12 +26,12 @@ impl Client {
         Self(socket)
     }
 
-    fn hear(&self) -> Option<Answer> {
+    fn hear(&self) -> Option<PagerResponse> {
         let heard = receive_until(&self.0, Instant::now() + LIMIT).expect("an answer in time");
         heard.map(|(answer, _)| answer)
     }
 
-    fn ask(&self, ask: &Ask, fd: Option<BorrowedFd<'_>>) -> Option<Answer> {
+    fn ask(&self, ask: &PagerRequest, fd: Option<BorrowedFd<'_>>) -> Option<PagerResponse> {
         send(&self.0, ask, fd, SendFlags::empty()).unwrap();
         self.hear()
     }
@@ -70,10 +70,10 @@ impl RegisteredMemory {
     }
 
     fn serve(&self, client: &Client) {
-        let ask = Ask::Base { version: VERSION, memory_len: LEN };
-        assert_eq!(client.ask(&ask, Some(self.base.as_fd())), Some(Answer::Done));
-        let ask = Ask::Serve { start: self.start, len: LEN };
-        assert_eq!(client.ask(&ask, Some(self.userfault.as_fd())), Some(Answer::Done));
+        let ask = PagerRequest::Base { version: VERSION, memory_len: LEN };
+        assert_eq!(client.ask(&ask, Some(self.base.as_fd())), Some(PagerResponse::Done));
+        let ask = PagerRequest::Serve { start: self.start, len: LEN };
+        assert_eq!(client.ask(&ask, Some(self.userfault.as_fd())), Some(PagerResponse::Done));
     }
 
     /// Starts a thread in whose name the kernel reads a byte.
@@ -94,8 +94,8 @@ fn served(here: &Here, puppet: &Puppet) -> (Arc<Pager>, GuestRam, (OwnedFd, Owne
         let served = scope.spawn(|| puppet.serve());
         let pager = Arc::new(here.connect().unwrap());
         let ram = GuestRam::reserve(LEN).unwrap();
-        let paging = Arc::clone(&pager) as Arc<dyn Paging>;
-        Backing::Lazy { paging, pages: None }.map(&ram).unwrap();
+        let handler = Arc::clone(&pager) as Arc<dyn FaultHandler>;
+        Backing::Lazy { handler, pages: None }.map(&ram).unwrap();
         (pager, ram, limited("the VM is served", || served.join()).unwrap())
     })
 }
@@ -121,7 +121,7 @@ fn complete_until_cancelled(
 /// Fills the socket of a stopped pager.
 fn fill_socket(pager: &Pager) {
     let socket = lock(&pager.0.connection).socket.clone().unwrap();
-    while send(&*socket, &Ask::Fetched, None, SendFlags::DONTWAIT).is_ok() {}
+    while send(&*socket, &PagerRequest::Fetched, None, SendFlags::DONTWAIT).is_ok() {}
 }
 
 #[test]
@@ -143,9 +143,9 @@ fn pager_whose_socket_was_full_is_asked_to_complete_once_there_is_room() {
     fill_socket(&pager);
     let outcome = complete(&ram);
     wait_until("it has tried to ask", || lock(&pager.0.connection).completes);
-    let heard = || while !matches!(hear(&socket).expect("it is connected").0, Ask::Complete) {};
+    let heard = || while !matches!(hear(&socket).expect("it is connected").0, PagerRequest::Complete) {};
     limited("the VM asks for all of its memory", heard);
-    send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
+    send(&socket, &PagerResponse::Done, None, SendFlags::empty()).unwrap();
     assert_eq!(outcome.recv_timeout(LIMIT).expect("it ends"), Ok(()));
 }
 
@@ -156,7 +156,7 @@ fn waiting_for_a_pager_to_complete_can_be_cancelled() {
     let (_pager, ram, (socket, _userfault)) = served(&here, &puppet);
     let progress = Progress::default();
     let outcome = complete_until_cancelled(&ram, &progress);
-    let heard = || while !matches!(hear(&socket).expect("it is connected").0, Ask::Complete) {};
+    let heard = || while !matches!(hear(&socket).expect("it is connected").0, PagerRequest::Complete) {};
     limited("the VM asks for all of its memory", heard);
     progress.cancel();
     let error = outcome.recv_timeout(LIMIT).expect("it ends").unwrap_err();
@@ -168,7 +168,7 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
     let here = Here::new("slow-end");
     let pager = here.begin_pager();
     let (client, other) = (Client::new(&here), Client::new(&here));
-    assert_eq!(other.ask(&Ask::Ping, None), Some(Answer::Alive));
+    assert_eq!(other.ask(&PagerRequest::Ping, None), Some(PagerResponse::Alive));
     let memory = RegisteredMemory::new();
     memory.serve(&client);
     here.source.hangs.begin();
@@ -179,8 +179,8 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
     let answers: Vec<_> = (0..50)
         .map(|_| {
             thread::sleep(Duration::from_millis(1));
-            send(&other.0, &Ask::Ping, None, SendFlags::empty()).unwrap();
-            receive_until::<Answer>(&other.0, Instant::now() + LIMIT).map(|heard| heard.unwrap().0)
+            send(&other.0, &PagerRequest::Ping, None, SendFlags::empty()).unwrap();
+            receive_until::<PagerResponse>(&other.0, Instant::now() + LIMIT).map(|heard| heard.unwrap().0)
         })
         .take_while(|answer| answer.is_ok())
         .collect();
@@ -201,11 +201,11 @@ fn vm_lets_go_of_a_pager_that_refuses_to_serve_it() {
     let (_pager, _ram, first) = served(&here, &puppet);
     drop(first);
     let client = Client(puppet.accept());
-    let Some((Ask::Base { .. }, Some(base))) = hear(&client.0) else { panic!("it has a base") };
-    send(&client.0, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
-    assert!(matches!(hear(&client.0), Some((Ask::Serve { .. }, Some(_)))));
-    send(&client.0, &Answer::Refused("for a test".to_owned()), None, SendFlags::empty()).unwrap();
-    let end = receive_until::<Ask>(&client.0, Instant::now() + LIMIT).expect("an end in time");
+    let Some((PagerRequest::Base { .. }, Some(base))) = hear(&client.0) else { panic!("it has a base") };
+    send(&client.0, &PagerResponse::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
+    assert!(matches!(hear(&client.0), Some((PagerRequest::Serve { .. }, Some(_)))));
+    send(&client.0, &PagerResponse::Refused("for a test".to_owned()), None, SendFlags::empty()).unwrap();
+    let end = receive_until::<PagerRequest>(&client.0, Instant::now() + LIMIT).expect("an end in time");
     assert!(end.is_none(), "{end:?}");
 }
 
@@ -217,7 +217,7 @@ fn vm_that_reads_no_answers_stays_served() {
     let until = Instant::now() + LIMIT;
     for _ in 0..2000 {
         loop {
-            match send(&client.0, &Ask::Ping, None, SendFlags::DONTWAIT) {
+            match send(&client.0, &PagerRequest::Ping, None, SendFlags::DONTWAIT) {
                 Ok(()) => break,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     assert!(Instant::now() < until, "the pager reads no more");
@@ -229,9 +229,9 @@ fn vm_that_reads_no_answers_stays_served() {
     }
     // The VM takes all answers before the pager sends the next one that has room.
     let mut last = None;
-    while last != Some(Answer::Done) {
+    while last != Some(PagerResponse::Done) {
         assert!(Instant::now() < until, "waited {LIMIT:?} in vain until the pager gives a base");
-        let ask = Ask::Base { version: VERSION, memory_len: LEN };
+        let ask = PagerRequest::Base { version: VERSION, memory_len: LEN };
         send(&client.0, &ask, None, SendFlags::empty()).unwrap();
         last = client.hear();
         assert!(last.is_some(), "it is thrown out");
@@ -247,12 +247,15 @@ fn served_vm_whose_list_does_not_arrive_is_told_and_stays_served() {
     let client = Client::new(&here);
     let memory = RegisteredMemory::new();
     memory.serve(&client);
-    send_truncated(&client.0, &Ask::Prefetch);
+    send_truncated(&client.0, &PagerRequest::Prefetch);
     let said = client.hear();
-    assert!(matches!(&said, Some(Answer::NotPrefetched(why)) if why.contains("RLIMIT_NOFILE")), "{said:?}");
+    assert!(
+        matches!(&said, Some(PagerResponse::NotPrefetched(why)) if why.contains("RLIMIT_NOFILE")),
+        "{said:?}"
+    );
     let toucher = memory.touch(2 * CHUNK);
     assert_eq!(limited("the touch ends", || toucher.join()).unwrap(), 1);
-    assert_eq!(client.ask(&Ask::Ping, None), Some(Answer::Alive));
+    assert_eq!(client.ask(&PagerRequest::Ping, None), Some(PagerResponse::Alive));
     drop(client);
     limited("the pager ends", || pager.join()).unwrap().unwrap();
 }
@@ -262,11 +265,11 @@ fn vm_that_cannot_take_a_descriptor_keeps_its_pager() {
     let here = Here::new("truncated");
     let puppet = Puppet::new(&here);
     let (_pager, ram, (socket, _userfault)) = served(&here, &puppet);
-    send_truncated(&socket, &Answer::Alive);
+    send_truncated(&socket, &PagerResponse::Alive);
     let outcome = complete(&ram);
     let heard = hear(&socket);
-    assert!(matches!(heard, Some((Ask::Complete, None))), "{heard:?}");
-    send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
+    assert!(matches!(heard, Some((PagerRequest::Complete, None))), "{heard:?}");
+    send(&socket, &PagerResponse::Done, None, SendFlags::empty()).unwrap();
     assert_eq!(outcome.recv_timeout(LIMIT).expect("it ends"), Ok(()));
 }
 

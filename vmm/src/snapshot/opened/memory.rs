@@ -11,7 +11,7 @@ use crate::memory::base::OverlayPages;
 use crate::memory::dirty::freeze::seal;
 use crate::memory::files::memfd::fresh;
 use crate::memory::lazy::fault_service::Service;
-use crate::memory::lazy::faults::Paging;
+use crate::memory::lazy::faults::FaultHandler;
 use crate::memory::page_set::PageSet;
 use crate::pager::client::Pager;
 use crate::pager::options::PagerOptions;
@@ -37,7 +37,7 @@ pub enum SnapshotMemory {
 pub struct Packed {
     pub pack: Arc<Pack>,
     base: Mutex<Option<Arc<File>>>,
-    paging: Mutex<Option<Arc<Service>>>,
+    handler: Mutex<Option<Arc<Service>>>,
 }
 
 /// How VMs restored from packed memory get their pages.
@@ -146,21 +146,21 @@ impl SnapshotMemory {
         progress: &Progress,
     ) -> Result<Backing> {
         match (self, unpack) {
-            (Self::Packed(Packed { pack, paging, .. }), Unpack::OnTouch) => {
-                let mut paging = lock(paging);
-                let service = match &*paging {
+            (Self::Packed(Packed { pack, handler, .. }), Unpack::OnTouch) => {
+                let mut handler = lock(handler);
+                let service = match &*handler {
                     Some(service) => Arc::clone(service),
-                    None => Arc::clone(paging.insert(Arc::new(Service::new(source_of(Arc::clone(pack)))?))),
+                    None => Arc::clone(handler.insert(Arc::new(Service::new(source_of(Arc::clone(pack)))?))),
                 };
                 step_done("pager");
-                Ok(Backing::Lazy { paging: service as Arc<dyn Paging>, pages })
+                Ok(Backing::Lazy { handler: service as Arc<dyn FaultHandler>, pages })
             }
             (Self::Packed(Packed { pack, .. }), Unpack::ByPager(options)) => {
                 let failed = |source| Error::file("open again", pack.name().display(), source);
                 let file = pack.file().try_clone().map_err(failed)?;
                 let pager = Pager::connect(options, file, pack.name().to_owned(), pack.memory_len())?;
                 step_done("pager");
-                Ok(Backing::Lazy { paging: Arc::new(pager), pages })
+                Ok(Backing::Lazy { handler: Arc::new(pager), pages })
             }
             _ => Ok(Backing::Private { base: self.base_with(progress)?, pages }),
         }
@@ -209,7 +209,7 @@ impl SnapshotMemory {
         match self {
             Self::Raw(..) => 0,
             Self::Packed(packed) => {
-                lock(&packed.paging).as_ref().map_or(0, |paging| paging.filler().decoded())
+                lock(&packed.handler).as_ref().map_or(0, |handler| handler.filler().decoded())
             }
         }
     }
@@ -259,7 +259,7 @@ pub(crate) fn is_named(path: &Path, file: &MemoryFile, named: Option<&MemoryFile
 impl Packed {
     /// A pack of which nothing is unpacked yet.
     pub fn of(pack: Arc<Pack>) -> Self {
-        Self { pack, base: Mutex::default(), paging: Mutex::default() }
+        Self { pack, base: Mutex::default(), handler: Mutex::default() }
     }
 
     /// Unpacks all of the memory anew, verified and sealed.

@@ -331,7 +331,7 @@ impl Snapshot {
         let source = ComposedMemory::of(&self.memory, self.metadata.memory_bytes, self.over.clone());
         let noted = Arc::clone(notes);
         let service = Service::noting(Box::new(source), Box::new(move |page| noted.touched(page)))?;
-        Ok(Backing::Lazy { paging: Arc::new(service), pages: None })
+        Ok(Backing::Lazy { handler: Arc::new(service), pages: None })
     }
 
     /// Starts the recording, which keeps the log at its end.
@@ -402,6 +402,6 @@ fn expect_faults_of(vcpus: u8, ram: &GuestRam) {
     if vcpus > 1
         && let Some(faults) = ram.faults()
     {
-        faults.paging().expect_several();
+        faults.handler().expect_several();
     }
 }

@@ -261,7 +261,9 @@ impl<B: SideCapture> Passes<'_, B> {
             if enough && limit.as_ref().is_some_and(|limit| limit.allows(Duration::ZERO, look.left)) {
                 break;
             }
-            if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(request.act, look)) {
+            if let Some(error) =
+                limit.as_ref().and_then(|limit| limit.error_if_out_of_tries(request.act, look))
+            {
                 return Err(error);
             }
             self.copies.settle_log()?;

@@ -130,7 +130,7 @@ mod tests {
             assert!(driver.poll(0).is_none(), "completed behind a closed gate");
             assert_eq!(fs::read(&path).unwrap()[512], 0);
             drop(closed);
-            driver.transport.go_on().unwrap();
+            driver.transport.resume().unwrap();
             assert_eq!(status(&driver.wait(0)), DONE);
             assert_eq!(read(&mut driver, 1, 512).unwrap(), [2; 512]);
         });
@@ -157,7 +157,7 @@ mod tests {
                 assert!(is_idle && lock(&block).is_idle(), "turn {turn}");
                 driver.transport.halt();
                 drop(closed);
-                driver.transport.go_on().unwrap();
+                driver.transport.resume().unwrap();
                 (0..9).for_each(|_| assert_eq!(status(&driver.wait(0)), DONE));
             }
             assert!(busy > 0 || engine == Engine::Sync, "nothing was in flight when the gate was closed");

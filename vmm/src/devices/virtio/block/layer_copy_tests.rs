@@ -43,7 +43,7 @@ fn copy_while_written(
     assert!(all == (copy.remaining() == 0) && copy.remaining() < before, "stopped after one step");
     assert!(copy.pass(RunState::Paused, &|_| (), |_| true).unwrap());
     lock(disk).end_copy();
-    driver.transport.go_on().unwrap();
+    driver.transport.resume().unwrap();
     // Later writes are not in the copy.
     scribble(driver, &mut model.to_vec(), random, 4);
     copy.finish(&|_| ()).unwrap();

@@ -73,7 +73,7 @@ fn reopen_shared(driver: &mut Driver, open: impl FnOnce() -> Arc<Mutex<Block>>) 
     let mut transport = Transport::new("test", open(), driver.ram.clone()).unwrap();
     transport.restore_blob("test", &state).unwrap();
     driver.transport = transport;
-    driver.transport.go_on().unwrap();
+    driver.transport.resume().unwrap();
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Guest {
         drop(std::mem::replace(&mut self.transport, nothing.expect("a descriptor")));
         let Ok(FuzzedDevice(device)) = make() else { return false };
         self.transport = Transport::new("fuzz", device, self.memory.ram.clone()).expect("a descriptor");
-        if self.transport.restore_blob("fuzz", &state).is_err() || self.transport.go_on().is_err() {
+        if self.transport.restore_blob("fuzz", &state).is_err() || self.transport.resume().is_err() {
             return false;
         }
         self.work();

@@ -343,7 +343,7 @@ fn pause_keeps_connections() {
     guest.driver.transport.halt();
     host.write_all(b"while it was paused").unwrap();
     let mut caller = guest.call("CONNECT 2\n");
-    guest.driver.transport.go_on().unwrap();
+    guest.driver.transport.resume().unwrap();
     let (mut data, mut request) = (Vec::new(), None);
     while data.len() < 19 || request.is_none() {
         let (header, payload) = guest.receive();

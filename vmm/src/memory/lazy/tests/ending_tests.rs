@@ -53,8 +53,8 @@ fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
     let _let_go = EndHang(&source);
 
     map_at(start, &ones.base());
-    let paging = Arc::clone(&ones) as Arc<dyn Paging>;
-    let next = Faults::of(start as *mut u8, LEN, paging).unwrap();
+    let handler = Arc::clone(&ones) as Arc<dyn FaultHandler>;
+    let next = Faults::of(start as *mut u8, LEN, handler).unwrap();
     source.hangs.end();
     // After the answer to another VM, the thread has finished all earlier work.
     assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
@@ -142,7 +142,7 @@ fn thirty_slow_reads_do_not_delay_other_faults() {
 fn second_vcpus_fault_is_answered_during_the_first_ones_cold_read() {
     let (source, service) = service(LEN);
     let ram = vm(&service, None);
-    ram.faults().unwrap().paging().expect_several();
+    ram.faults().unwrap().handler().expect_several();
     let _let_go = EndHang(&source);
     let first = slow_read(&source, &ram, CHUNK);
     source.hangs.end_for_others();

@@ -105,7 +105,7 @@ fn host_that_lacked_memory_once_is_waited_for_again_after_success_or_some_second
 #[derive(Debug)]
 struct Elsewhere(Arc<Service>);
 
-impl Paging for Elsewhere {
+impl FaultHandler for Elsewhere {
     fn base(&self) -> Arc<std::fs::File> {
         self.0.base()
     }
@@ -134,7 +134,7 @@ impl Paging for Elsewhere {
 fn vm_of_elsewhere() -> GuestRam {
     let (_, service) = service(LEN);
     let ram = GuestRam::reserve(LEN).unwrap();
-    Backing::Lazy { paging: Arc::new(Elsewhere(service)), pages: None }.map(&ram).unwrap();
+    Backing::Lazy { handler: Arc::new(Elsewhere(service)), pages: None }.map(&ram).unwrap();
     ram
 }
 

@@ -104,7 +104,7 @@ impl PauseLimit {
     }
 
     /// Returns the error once no further pass can help.
-    pub(crate) fn hopeless(&self, act: &'static str, look: DirtySample) -> Option<Error> {
+    pub(crate) fn error_if_out_of_tries(&self, act: &'static str, look: DirtySample) -> Option<Error> {
         let lasted = self.began.elapsed();
         if self.overruns < MOST_OVERRUNS && lasted < PATIENCE {
             return None;
@@ -163,9 +163,9 @@ mod tests {
     fn error_says_what_was_measured() {
         let mut limit = PauseLimit::new(FIVE);
         limit.copied(1000, Duration::from_millis(4));
-        assert!(limit.hopeless("take a snapshot", look(10_000)).is_none(), "there is time left");
+        assert!(limit.error_if_out_of_tries("take a snapshot", look(10_000)).is_none(), "there is time left");
         limit.began -= PATIENCE;
-        let text = limit.hopeless("take a snapshot", look(10_240)).unwrap().to_string();
+        let text = limit.error_if_out_of_tries("take a snapshot", look(10_240)).unwrap().to_string();
         let expected = "cannot take a snapshot within a pause of 5ms: after 7 passes in 10.0s the guest \
                         writes 300 MiB/s while 976 MiB/s are copied, and copying the remaining 40.0 MiB \
                         takes 41.0ms; allow a longer pause, or wait until the guest does less";
@@ -176,11 +176,11 @@ mod tests {
     fn pauses_that_took_too_long_are_counted() {
         let mut limit = PauseLimit::new(FIVE);
         (0..MOST_OVERRUNS).for_each(|_| {
-            assert!(limit.hopeless("take a snapshot", look(1)).is_none());
+            assert!(limit.error_if_out_of_tries("take a snapshot", look(1)).is_none());
             let stood = PauseTimes { disks: Duration::from_micros(300), vcpus: Duration::from_millis(7) };
             assert!(!limit.overran(stood), "the disks took little of it");
         });
-        let text = limit.hopeless("take a snapshot", look(1)).unwrap().to_string();
+        let text = limit.error_if_out_of_tries("take a snapshot", look(1)).unwrap().to_string();
         assert!(text.contains("5 pauses took longer, the last 7.3ms; allow"), "{text}");
     }
 
@@ -188,9 +188,9 @@ mod tests {
     fn error_says_that_disks_did_not_come_to_rest() {
         let mut limit = PauseLimit::new(FIVE);
         (0..8).for_each(|_| assert!(limit.overran(stood(6000, 0))));
-        assert!(limit.hopeless("take a snapshot", look(1)).is_none(), "they may yet");
+        assert!(limit.error_if_out_of_tries("take a snapshot", look(1)).is_none(), "they may yet");
         limit.began -= PATIENCE;
-        let text = limit.hopeless("take a snapshot", look(1)).unwrap().to_string();
+        let text = limit.error_if_out_of_tries("take a snapshot", look(1)).unwrap().to_string();
         assert!(
             text.contains("8 times the disks took too long to finish the requests under way; allow"),
             "{text}"
@@ -222,11 +222,11 @@ mod tests {
         let mut limit = PauseLimit::new(FIVE);
         (0..10 * MOST_OVERRUNS).for_each(|_| {
             assert!(limit.overran(stood(4600, 800)));
-            assert!(limit.hopeless("take a snapshot", look(1)).is_none());
+            assert!(limit.error_if_out_of_tries("take a snapshot", look(1)).is_none());
         });
         assert!(!limit.overran(stood(4600, 5100)), "the pause alone took too long");
         limit.began -= PATIENCE;
-        let text = limit.hopeless("take a snapshot", look(1)).unwrap().to_string();
+        let text = limit.error_if_out_of_tries("take a snapshot", look(1)).unwrap().to_string();
         assert!(text.contains("50 times the disks took too long"), "{text}");
     }
 }

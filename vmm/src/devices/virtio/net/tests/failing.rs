@@ -144,7 +144,7 @@ fn tail_of_a_partly_written_frame_follows_without_another_send() {
     // The tail survives a pause, and precedes the announcement after it.
     driver.ask(OUT, &[Part::Out(&with_header(&frame(3, 60_000)))]);
     driver.transport.halt();
-    driver.transport.go_on().unwrap();
+    driver.transport.resume().unwrap();
     assert!(frame_of_stream(&mut other) == frame(3, 60_000));
     assert_eq!(frame_of_stream(&mut other).len(), 60, "the introduction");
 }

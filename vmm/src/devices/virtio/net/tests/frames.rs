@@ -115,7 +115,7 @@ fn waiting_frame_does_not_expire_during_a_pause() {
     driver.until("the device has it", |_| recv(&arrived, &mut [0; 1], RecvFlags::PEEK).err());
     driver.transport.halt();
     std::thread::sleep(super::receive::PATIENCE);
-    driver.transport.go_on().unwrap();
+    driver.transport.resume().unwrap();
     std::thread::sleep(super::receive::PATIENCE / 10);
     post(&mut driver, 3, 1000);
     let (chains, bytes) = received(&mut driver);
@@ -296,7 +296,7 @@ fn frames_that_arrive_together_cause_one_interrupt() {
         for number in 0..20 {
             other.send(&with_header(&frame(number, 100 + number))).unwrap();
         }
-        driver.transport.go_on().unwrap();
+        driver.transport.resume().unwrap();
         for number in 0..20 {
             assert_eq!(next_in(&mut driver), frame(number, 100 + number));
         }
