@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -131,10 +132,19 @@ pub struct ScratchDir(pub PathBuf);
 impl ScratchDir {
     /// Creates an empty directory.
     pub fn new() -> Self {
-        let name = format!("volt-scratch-{}", crate::partial::random_hex().unwrap());
+        // Short, because a socket's path has at most 107 bytes.
+        let name = format!("volt-{:.16}", crate::partial::random_hex().unwrap());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir(&path).unwrap();
         Self(path)
+    }
+}
+
+impl Deref for ScratchDir {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
     }
 }
 
@@ -149,13 +159,13 @@ const SKIPS_ITSELF: &str = "VOLT_SKIPS_ITSELF";
 
 #[test]
 fn skipped_test_is_counted_once() {
-    let path = std::env::temp_dir().join(format!("volt-skipped-{}", std::process::id()));
+    let scratch = ScratchDir::new();
+    let path = scratch.join("skipped");
     let count = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "testing::skips_itself_twice"])
         .envs([("VOLT_SKIPPED", path.as_os_str()), (SKIPS_ITSELF, path.as_os_str())])
         .status()
         .map(|status| (status.success(), std::fs::read_to_string(&path).unwrap()));
-    std::fs::remove_file(&path).unwrap();
     assert_eq!(count.unwrap(), (true, "SKIPPED: testing::skips_itself_twice: nothing\n".to_owned()));
 }
 

@@ -268,19 +268,19 @@ fn is_private(directory: &Path) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::ScratchDir;
 
     /// A root directory, and the place of a group in it.
-    fn groups(name: &str) -> (PathBuf, impl Fn(Option<&str>) -> PagerPlace) {
-        let root = std::env::temp_dir().join(format!("volt-groups-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
+    fn groups() -> (ScratchDir, impl Fn(Option<&str>) -> PagerPlace) {
+        let scratch = ScratchDir::new();
         let pack = File::open("/proc/self/exe").unwrap();
-        let directory = root.clone();
-        (root, move |group| PagerPlace::of(&pack, &directory, group).unwrap())
+        let directory = scratch.join("pagers");
+        (scratch, move |group| PagerPlace::of(&pack, &directory, group).unwrap())
     }
 
     #[test]
     fn clean_up_removes_files_of_killed_pagers_and_keeps_directories() {
-        let (root, place) = groups("cleaned");
+        let (_root, place) = groups();
         let (starting, cleaning) = (place(Some("a")), place(Some("b")));
         let claim = starting.claim().unwrap().unwrap();
         cleaning.remove_abandoned();
@@ -292,23 +292,21 @@ mod tests {
         }
         place(None).remove_abandoned();
         assert_eq!(fs::read_dir(&starting.directory).unwrap().count(), 0);
-        fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
     fn pager_claims_its_place_after_its_directory_was_removed() {
-        let (root, place) = groups("removed");
+        let (_root, place) = groups();
         let starting = place(Some("a"));
         fs::remove_dir(&starting.directory).unwrap();
         assert!(starting.claim().unwrap().is_some());
-        fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
     fn claim_fails_if_its_directory_cannot_be_made_again() {
-        let (root, place) = groups("parent");
+        let (root, place) = groups();
         let starting = place(Some("a"));
-        fs::remove_dir_all(&root).unwrap();
+        fs::remove_dir_all(&*root).unwrap();
         let error = starting.claim().unwrap_err().to_string();
         assert!(error.contains("make directory"), "{error}");
     }

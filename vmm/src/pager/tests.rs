@@ -26,7 +26,7 @@ use crate::memory::testing;
 use crate::memory::testing::Hangs;
 use crate::progress::Progress;
 use crate::sync::lock;
-use crate::testing::{limited, wait_until};
+use crate::testing::{ScratchDir, limited, wait_until};
 
 mod limits_tests;
 
@@ -69,16 +69,17 @@ impl ChunkReader for TestPackReader<'_> {
 
 /// A directory for pagers, and a pack, which only determines the place.
 struct Here {
+    _scratch: ScratchDir,
     directory: PathBuf,
     source: Arc<PackSource>,
     patience: Duration,
 }
 
 impl Here {
-    fn new(name: &str) -> Self {
-        let directory = std::env::temp_dir().join(format!("volt-pager-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&directory);
-        Self { directory, source: Arc::default(), patience: Duration::from_secs(60) }
+    fn new() -> Self {
+        let scratch = ScratchDir::new();
+        let directory = scratch.join("pagers");
+        Self { _scratch: scratch, directory, source: Arc::default(), patience: Duration::from_secs(60) }
     }
 
     fn pack(&self) -> File {
@@ -116,12 +117,6 @@ impl Here {
         let handler = Arc::new(self.connect().unwrap()) as Arc<dyn FaultHandler>;
         Backing::Lazy { handler, pages: None }.map(&ram).unwrap();
         ram
-    }
-}
-
-impl Drop for Here {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -190,7 +185,7 @@ fn hear(socket: &OwnedFd) -> Option<(PagerRequest, Option<OwnedFd>)> {
 
 #[test]
 fn addresses_of_an_ended_vm_are_kept_until_its_pager_ends_the_connection() {
-    let here = Here::new("kept");
+    let here = Here::new();
     let puppet = Puppet::new(&here);
     let (ram, (socket, userfault)) = thread::scope(|scope| {
         let served = scope.spawn(|| puppet.serve());
@@ -211,7 +206,7 @@ fn addresses_of_an_ended_vm_are_kept_until_its_pager_ends_the_connection() {
 
 #[test]
 fn addresses_of_an_ended_vm_are_kept_until_every_pager_ends_its_connection() {
-    let here = Here::new("every");
+    let here = Here::new();
     let puppet = Puppet::new(&here);
     // The first pager does not answer whether it serves the VM. It may.
     let (ram, first, second) = thread::scope(|scope| {
@@ -252,7 +247,7 @@ fn addresses_of_an_ended_vm_are_kept_until_every_pager_ends_its_connection() {
 
 #[test]
 fn pager_ends_the_connection_of_a_vm_that_ended_during_a_fault() {
-    let here = Here::new("middle");
+    let here = Here::new();
     let pager = here.begin_pager();
     let ram = here.vm();
     let start = ram.host_address_of(0) as u64;
@@ -271,7 +266,7 @@ fn pager_ends_the_connection_of_a_vm_that_ended_during_a_fault() {
 
 #[test]
 fn silent_pager_fails_the_connection_after_the_patience() {
-    let mut here = Here::new("nothing");
+    let mut here = Here::new();
     here.patience = Duration::from_millis(200);
     let _puppet = Puppet::new(&here); // it takes no connection
     let why = report(&here.connect().unwrap_err());
@@ -280,7 +275,7 @@ fn silent_pager_fails_the_connection_after_the_patience() {
 
 #[test]
 fn pager_that_never_serves_fails_the_restore_after_the_patience() {
-    let mut here = Here::new("service");
+    let mut here = Here::new();
     here.patience = Duration::from_millis(300);
     let puppet = Puppet::new(&here);
     thread::scope(|scope| {
@@ -301,7 +296,7 @@ fn pager_that_never_serves_fails_the_restore_after_the_patience() {
 
 #[test]
 fn unanswered_faults_of_a_silent_pager_end_the_vm() {
-    let mut here = Here::new("silent");
+    let mut here = Here::new();
     here.patience = Duration::from_millis(300);
     let puppet = Puppet::new(&here);
     let (ram, (_socket, userfault)) = thread::scope(|scope| {
@@ -324,7 +319,7 @@ fn unanswered_faults_of_a_silent_pager_end_the_vm() {
 
 #[test]
 fn pager_that_answers_during_a_slow_read_does_not_end_the_vm() {
-    let mut here = Here::new("slow");
+    let mut here = Here::new();
     here.patience = Duration::from_millis(200);
     let pager = here.begin_pager();
     let ram = here.vm();
@@ -339,7 +334,7 @@ fn pager_that_answers_during_a_slow_read_does_not_end_the_vm() {
 
 #[test]
 fn pager_that_cannot_start_reports_the_reason() {
-    let here = Here::new("start");
+    let here = Here::new();
     let program = here.directory.with_extension("program");
     fs::write(&program, "#!/bin/sh\necho no such pack >&2\nexit 3\n").unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
@@ -350,13 +345,12 @@ fn pager_that_cannot_start_reports_the_reason() {
         patience: Duration::from_secs(60),
     };
     let why = report(&Pager::connect(&options, here.pack(), PathBuf::from("pack"), LEN).unwrap_err());
-    fs::remove_file(&program).unwrap();
     assert!(why.contains("cannot start the pager") && why.contains("exit status: 3: no such pack"), "{why}");
 }
 
 #[test]
 fn refused_userfaultfd_is_not_registered_and_the_pager_ends_with_its_last_vm() {
-    let here = Here::new("refused");
+    let here = Here::new();
     let pager = here.begin_pager();
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(here.place().socket()).unwrap()).unwrap();
@@ -381,7 +375,7 @@ fn refused_userfaultfd_is_not_registered_and_the_pager_ends_with_its_last_vm() {
 
 #[test]
 fn complete_base_is_sealed_and_the_next_pager_serves_it() {
-    let here = Here::new("sealed");
+    let here = Here::new();
     let pager = here.begin_pager();
     let first = here.vm();
     assert_eq!(kernel_reads(&first, 2 * CHUNK), Some(2));

@@ -160,8 +160,7 @@ mod tests {
     /// rename(2) replaces an empty directory, which may belong to another program.
     #[test]
     fn directory_that_appears_meanwhile_is_not_replaced() {
-        let parent = std::env::temp_dir().join(format!("volt-dir-{}", random_hex().unwrap()));
-        fs::create_dir(&parent).unwrap();
+        let parent = crate::testing::ScratchDir::new();
         let place = parent.join("place");
         let dir = NewDir::begin(&place).unwrap();
         dir.create("file").unwrap();
@@ -169,7 +168,6 @@ mod tests {
         let error = dir.publish().unwrap_err().to_string();
         assert_eq!(error, exists(&place).to_string());
         assert_eq!(fs::read_dir(&place).unwrap().count(), 0, "what was there is as it was");
-        assert_eq!(fs::read_dir(&parent).unwrap().count(), 1, "and nothing is left beside it");
-        fs::remove_dir_all(&parent).unwrap();
+        assert_eq!(fs::read_dir(&*parent).unwrap().count(), 1, "and nothing is left beside it");
     }
 }

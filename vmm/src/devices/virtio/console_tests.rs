@@ -11,10 +11,13 @@ use crate::devices::virtio::testing::MEMORY;
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;
+use crate::testing::ScratchDir;
 
-fn config(name: &str) -> ConsoleConfig {
-    let name = format!("volt-console-{}-{name}", std::process::id());
-    ConsoleConfig { socket: std::env::temp_dir().join(name).into() }
+/// A console's configuration, and the directory of its socket.
+fn config() -> (ScratchDir, ConsoleConfig) {
+    let scratch = ScratchDir::new();
+    let socket = scratch.join("console").into();
+    (scratch, ConsoleConfig { socket })
 }
 
 fn guest(config: &ConsoleConfig) -> Driver {
@@ -47,7 +50,7 @@ fn greet(driver: &mut Driver, client: &mut UnixStream) {
 #[test]
 fn console_carries_data_both_ways() {
     for features in [!EVENT_IDX, !0] {
-        let config = config("both");
+        let (_scratch, config) = config();
         let mut driver = Driver::with_features(VirtioConsole::open(&config).unwrap(), features);
         let mut client = client(&config.socket);
         greet(&mut driver, &mut client);
@@ -63,7 +66,7 @@ fn console_carries_data_both_ways() {
 
 #[test]
 fn output_without_a_client_is_kept_for_the_first() {
-    let config = config("kept");
+    let (_scratch, config) = config();
     let mut driver = guest(&config);
     driver.ask(TRANSMIT, &[Part::Out(b"booting\n")]);
     driver.ask(TRANSMIT, &[Part::Out(b"booted\n")]);
@@ -76,7 +79,7 @@ fn output_without_a_client_is_kept_for_the_first() {
 
 #[test]
 fn last_output_is_kept_if_there_is_too_much() {
-    let config = config("last");
+    let (_scratch, config) = config();
     let mut driver = guest(&config);
     for letter in b'a'..=b'z' {
         driver.ask(TRANSMIT, &[Part::Out(&[letter; 8000])]);
@@ -91,7 +94,7 @@ fn last_output_is_kept_if_there_is_too_much() {
 
 #[test]
 fn input_waits_until_the_guest_has_a_buffer() {
-    let config = config("wait");
+    let (_scratch, config) = config();
     let mut driver = guest(&config);
     let mut client = client(&config.socket);
     greet(&mut driver, &mut client);
@@ -109,7 +112,7 @@ fn input_waits_until_the_guest_has_a_buffer() {
 
 #[test]
 fn second_client_is_closed() {
-    let config = config("second");
+    let (_scratch, config) = config();
     let mut driver = guest(&config);
     let mut first = client(&config.socket);
     greet(&mut driver, &mut first);
@@ -119,7 +122,7 @@ fn second_client_is_closed() {
 
 #[test]
 fn client_may_follow_one_that_left() {
-    let config = config("leave");
+    let (_scratch, config) = config();
     let mut driver = guest(&config);
     // Clients leave while the guest has no buffers, while it has some, and with unread input.
     for round in 0..3 {
@@ -143,7 +146,7 @@ fn client_may_follow_one_that_left() {
 
 #[test]
 fn device_sleeps_while_it_can_do_nothing() {
-    let config = config("idle");
+    let (_scratch, config) = config();
     let ram = GuestRam::reserve(MEMORY).unwrap();
     Backing::Fresh.map(&ram).unwrap();
     let console = Arc::new(Mutex::new(VirtioConsole::open(&config).unwrap()));
@@ -163,7 +166,7 @@ fn device_sleeps_while_it_can_do_nothing() {
 
 #[test]
 fn client_that_shut_down_sending_still_receives() {
-    let config = config("mute");
+    let (_scratch, config) = config();
     let mut driver = guest(&config);
     let mut client = client(&config.socket);
     client.write_all(b"uptime\n").unwrap();
@@ -175,7 +178,7 @@ fn client_that_shut_down_sending_still_receives() {
 
 #[test]
 fn client_that_never_reads_does_not_stop_the_guest() {
-    let config = config("deaf");
+    let (_scratch, config) = config();
     let mut driver = guest(&config);
     let mut deaf = client(&config.socket);
     greet(&mut driver, &mut deaf);
@@ -196,7 +199,7 @@ fn client_that_never_reads_does_not_stop_the_guest() {
 
 #[test]
 fn console_resumes_in_another_process() {
-    let (before, after) = (config("before"), config("after"));
+    let ((_old, before), (_new, after)) = (config(), config());
     let mut driver = guest(&before);
     let mut old = client(&before.socket);
     greet(&mut driver, &mut old);
@@ -215,7 +218,7 @@ fn console_resumes_in_another_process() {
 
 #[test]
 fn socket_in_use_is_refused_by_its_path() {
-    let config = config("used");
+    let (_scratch, config) = config();
     let _first = VirtioConsole::open(&config).unwrap();
     let error = crate::error::report(&VirtioConsole::open(&config).unwrap_err());
     assert!(error.starts_with(&format!("cannot listen at {}", config.socket)), "{error}");

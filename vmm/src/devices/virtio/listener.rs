@@ -131,20 +131,15 @@ pub(crate) fn connect_to_file(path: &SocketPath) -> io::Result<UnixStream> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
 
     use super::*;
     use crate::error::report;
-
-    fn path(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("volt-listener-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
-        path
-    }
+    use crate::testing::ScratchDir;
 
     #[test]
     fn stale_socket_is_replaced_and_removed_at_the_end() {
-        let path = path("stale");
+        let scratch = ScratchDir::new();
+        let path = scratch.join("stale");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let listener = Listener::open("listen at", &path.clone().into()).unwrap();
@@ -157,7 +152,8 @@ mod tests {
 
     #[test]
     fn file_in_use_or_without_a_socket_is_refused_and_kept() {
-        let path = path("used");
+        let scratch = ScratchDir::new();
+        let path = scratch.join("used");
         let listener = Listener::open("listen at", &path.clone().into()).unwrap();
         let error = report(&Listener::open("listen at", &path.clone().into()).unwrap_err());
         assert_eq!(
@@ -177,15 +173,13 @@ mod tests {
             "{error}"
         );
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-        std::fs::remove_file(&path).unwrap();
     }
 
     /// A second listener could find the first one's socket bound and not yet listening, or remove a file that
     /// was stale and is now another's.
     #[test]
     fn one_of_two_simultaneous_listeners_replaces_a_stale_socket() {
-        let place = std::env::temp_dir().join(format!("volt-listeners-{}", std::process::id()));
-        std::fs::create_dir(&place).unwrap();
+        let place = ScratchDir::new();
         for round in 0..200 {
             let path = place.join(round.to_string());
             drop(UnixListener::bind(&path).unwrap());
@@ -200,20 +194,17 @@ mod tests {
             assert_eq!(opened.iter().filter(|opened| opened.is_ok()).count(), 1, "{round}: {opened:?}");
             UnixStream::connect(&path).unwrap();
         }
-        std::fs::remove_dir_all(&place).unwrap();
     }
 
     #[test]
     fn hard_link_of_a_socket_is_neither_replaced_nor_connected() {
-        let (own, daemons) = (path("own"), path("daemon"));
+        let scratch = ScratchDir::new();
+        let (own, daemons) = (scratch.join("own"), scratch.join("daemon"));
         let daemon = UnixListener::bind(&daemons).unwrap();
         daemon.set_nonblocking(true).unwrap();
         std::fs::hard_link(&daemons, &own).unwrap();
         let error = report(&Listener::open("listen at", &own.clone().into()).unwrap_err());
         assert!(error.contains("is a link or not a socket"), "{error}");
         assert_eq!(daemon.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        for path in [own, daemons] {
-            std::fs::remove_file(path).unwrap();
-        }
     }
 }

@@ -302,8 +302,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::testing::ScratchDir;
 
     struct Held {
+        _scratch: ScratchDir,
         path: PathBuf,
         file: Arc<File>,
         opened: Content,
@@ -311,10 +313,11 @@ mod tests {
 
     impl Held {
         fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("volt-lease-{}-{name}", std::process::id()));
+            let scratch = ScratchDir::new();
+            let path = scratch.join(name);
             std::fs::write(&path, "memory").unwrap();
             let file = Arc::new(File::open(&path).unwrap());
-            Self { opened: Content::of(&file).unwrap(), path, file }
+            Self { opened: Content::of(&file).unwrap(), _scratch: scratch, path, file }
         }
 
         fn hold(&self) -> Arc<Lease> {
@@ -328,12 +331,6 @@ mod tests {
             while std::fs::read_to_string("/proc/locks").unwrap().lines().filter(is_ours).count() != times {
                 std::thread::sleep(Duration::from_millis(1));
             }
-        }
-    }
-
-    impl Drop for Held {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_file(&self.path);
         }
     }
 

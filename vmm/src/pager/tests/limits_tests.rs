@@ -126,7 +126,7 @@ fn fill_socket(pager: &Pager) {
 
 #[test]
 fn stopped_pager_whose_socket_is_full_fails_a_snapshot_within_the_patience() {
-    let mut here = Here::new("full");
+    let mut here = Here::new();
     here.patience = Duration::from_millis(300);
     let puppet = Puppet::new(&here);
     let (pager, ram, _ends) = served(&here, &puppet);
@@ -137,7 +137,7 @@ fn stopped_pager_whose_socket_is_full_fails_a_snapshot_within_the_patience() {
 
 #[test]
 fn pager_whose_socket_was_full_is_asked_to_complete_once_there_is_room() {
-    let here = Here::new("room");
+    let here = Here::new();
     let puppet = Puppet::new(&here);
     let (pager, ram, (socket, _userfault)) = served(&here, &puppet);
     fill_socket(&pager);
@@ -151,7 +151,7 @@ fn pager_whose_socket_was_full_is_asked_to_complete_once_there_is_room() {
 
 #[test]
 fn waiting_for_a_pager_to_complete_can_be_cancelled() {
-    let here = Here::new("cancelled");
+    let here = Here::new();
     let puppet = Puppet::new(&here);
     let (_pager, ram, (socket, _userfault)) = served(&here, &puppet);
     let progress = Progress::default();
@@ -165,7 +165,7 @@ fn waiting_for_a_pager_to_complete_can_be_cancelled() {
 
 #[test]
 fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
-    let here = Here::new("slow-end");
+    let here = Here::new();
     let pager = here.begin_pager();
     let (client, other) = (Client::new(&here), Client::new(&here));
     assert_eq!(other.ask(&PagerRequest::Ping, None), Some(PagerResponse::Alive));
@@ -195,7 +195,7 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
 
 #[test]
 fn vm_lets_go_of_a_pager_that_refuses_to_serve_it() {
-    let mut here = Here::new("refusals");
+    let mut here = Here::new();
     here.patience = Duration::from_secs(2);
     let puppet = Puppet::new(&here);
     let (_pager, _ram, first) = served(&here, &puppet);
@@ -211,7 +211,7 @@ fn vm_lets_go_of_a_pager_that_refuses_to_serve_it() {
 
 #[test]
 fn vm_that_reads_no_answers_stays_served() {
-    let here = Here::new("deaf");
+    let here = Here::new();
     let pager = here.begin_pager();
     let client = Client::new(&here);
     let until = Instant::now() + LIMIT;
@@ -242,7 +242,7 @@ fn vm_that_reads_no_answers_stays_served() {
 
 #[test]
 fn served_vm_whose_list_does_not_arrive_is_told_and_stays_served() {
-    let here = Here::new("list");
+    let here = Here::new();
     let pager = here.begin_pager();
     let client = Client::new(&here);
     let memory = RegisteredMemory::new();
@@ -262,7 +262,7 @@ fn served_vm_whose_list_does_not_arrive_is_told_and_stays_served() {
 
 #[test]
 fn vm_that_cannot_take_a_descriptor_keeps_its_pager() {
-    let here = Here::new("truncated");
+    let here = Here::new();
     let puppet = Puppet::new(&here);
     let (_pager, ram, (socket, _userfault)) = served(&here, &puppet);
     send_truncated(&socket, &PagerResponse::Alive);

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, symlink};
 
 use super::*;
 use crate::devices::virtio::block::cluster_map::BaseIdentity;
-use crate::testing::{apart, refuse_calls};
+use crate::testing::{ScratchDir, apart, refuse_calls};
 
 const BASE: BaseIdentity = BaseIdentity { len: 3 << 30, digest: 7 };
 /// In two blocks of the map.
@@ -90,7 +90,8 @@ fn copied_layer_is_whole_or_empty_after_a_power_cut() {
 
 #[test]
 fn copied_layer_is_no_layer_before_its_data_is_synced() {
-    let place = std::env::temp_dir().join(format!("volt-copied-{}", std::process::id()));
+    let scratch = ScratchDir::new();
+    let place = scratch.join("layer");
     let (from, to) = (layer(), create(&place).unwrap());
     apart(move || {
         refuse_calls(&[libc::SYS_fdatasync, libc::SYS_fsync], libc::EIO);
@@ -120,13 +121,11 @@ fn cancelled_copy_is_no_layer() {
 
 #[test]
 fn layer_that_is_replaced_by_a_link_after_it_was_found_is_not_followed() {
-    let place = std::env::temp_dir().join(format!("volt-layers-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&place);
-    fs::create_dir(&place).unwrap();
+    let place = ScratchDir::new();
     let (layer, secret) = (place.join("disk-root.layer"), place.join("secret"));
     fs::write(&layer, "layer").unwrap();
     fs::write(&secret, "secret").unwrap();
-    let source = LayerFiles::Directory(place.clone());
+    let source = LayerFiles::Directory(place.to_owned());
     let found = source.find("root").unwrap();
     assert_eq!(found.to_string(), layer.to_str().unwrap());
     fs::remove_file(&layer).unwrap();
@@ -135,14 +134,12 @@ fn layer_that_is_replaced_by_a_link_after_it_was_found_is_not_followed() {
     let error = source.find("root").unwrap_err().to_string();
     assert!(error.contains("disk-root.layer: is not a regular file"), "{error}");
     assert!(source.find("other").unwrap_err().to_string().contains("is missing"));
-    fs::remove_dir_all(&place).unwrap();
 }
 
 #[test]
 fn carried_layers_are_counted_and_cancelled_midway() {
-    let scratch = std::env::temp_dir().join(format!("volt-carried-{}", std::process::id()));
+    let scratch = ScratchDir::new();
     let place = scratch.join("new");
-    fs::create_dir_all(&scratch).unwrap();
     let disk = serde_json::json!({"id": "root", "path": "/root", "layer": "/layer"});
     let disks = vec![serde_json::from_value(disk).unwrap()];
     let devices = Devices { disks, ..Devices::default() };
@@ -156,5 +153,4 @@ fn carried_layers_are_counted_and_cancelled_midway() {
     assert!(progress.total() >= 2 * CLUSTER && progress.done() == progress.total(), "{progress:?}");
     let progress = Progress::cancelling_at(1);
     assert!(matches!(carry(&progress), Err(Error::Cancelled)));
-    fs::remove_dir_all(&scratch).unwrap();
 }

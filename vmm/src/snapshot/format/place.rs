@@ -97,8 +97,7 @@ mod tests {
 
     #[test]
     fn directory_that_is_replaced_after_it_was_checked_is_not_read() {
-        let place = std::env::temp_dir().join(format!("volt-place-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&place);
+        let place = crate::testing::ScratchDir::new();
         let (base, moved, secret) = (place.join("base"), place.join("moved"), place.join("secret"));
         for (directory, text) in [(&base, "own"), (&secret, "secret")] {
             fs::create_dir_all(directory).unwrap();
@@ -119,6 +118,5 @@ mod tests {
         assert!(error.contains("memory.snap") && error.contains("is missing"), "{error}");
         // By path, it is the other directory.
         assert_eq!(read(SnapshotDir::from(&base)), "secret");
-        fs::remove_dir_all(&place).unwrap();
     }
 }

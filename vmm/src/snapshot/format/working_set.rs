@@ -297,8 +297,7 @@ mod tests {
 
     #[test]
     fn working_set_is_found_and_can_be_replaced() {
-        let directory = std::env::temp_dir().join(format!("volt-working-set-{}", std::process::id()));
-        fs::create_dir(&directory).unwrap();
+        let directory = crate::testing::ScratchDir::new();
         assert_eq!(WorkingSet::open(&directory, ID, MEMORY).unwrap(), None);
         set().keep(&directory, ID, MEMORY).unwrap();
         assert_eq!(WorkingSet::open(&directory, ID, MEMORY).unwrap(), Some(set()));
@@ -316,7 +315,7 @@ mod tests {
         assert_eq!(left, [7..8, 9..10, 3..5, 99..100]);
         let error = WorkingSet::open(&directory, ID, MEMORY + PAGE).unwrap_err().to_string();
         assert!(error.contains("working-set") && error.contains("of another snapshot"), "{error}");
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(fs::read_dir(&*directory).unwrap().count(), 1, "nothing is left beside it");
         let path = directory.join(WORKING_SET_FILE);
         fs::remove_file(&path).unwrap();
         fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -326,7 +325,7 @@ mod tests {
             .unwrap();
         let error = WorkingSet::open(&directory, ID, MEMORY).unwrap_err().to_string();
         assert!(error.contains("working-set: is not a regular file"), "{error}");
-        fs::remove_dir_all(&directory).unwrap();
+        fs::remove_dir_all(&*directory).unwrap();
         assert!(set().keep(&directory, ID, MEMORY).unwrap_err().to_string().contains("working-set"));
     }
 

@@ -332,8 +332,7 @@ mod tests {
 
     #[test]
     fn recording_ends_at_its_marker_and_is_dropped_with_its_vm() {
-        let directory = std::env::temp_dir().join(format!("volt-recording-{}", std::process::id()));
-        std::fs::create_dir(&directory).unwrap();
+        let directory = crate::testing::ScratchDir::new();
         let beside = WorkingSetFile::of(&directory, "7", MEMORY);
         let begin = |marker| Recording::begin(TouchLog::new(marker, MEMORY), Arc::clone(&beside)).unwrap();
         let recording = begin(RecordUntil::Console);
@@ -343,7 +342,7 @@ mod tests {
         recording.notes().reached();
         let error = report(&recording.finish().unwrap_err());
         assert!(error.contains("ended before the event that ends the recording (console)"), "{error}");
-        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(&*directory).unwrap().count(), 0);
         let recording = begin(RecordUntil::Api);
         for page in [3, 2, 3, 5] {
             recording.notes().touched(page * PAGE);
@@ -355,6 +354,5 @@ mod tests {
         let kept = WorkingSet::open(&directory, "7", MEMORY).unwrap().unwrap();
         assert_eq!(kept.page_ranges()[..], [3 * PAGE..4 * PAGE, 2 * PAGE..3 * PAGE, 5 * PAGE..6 * PAGE]);
         assert_eq!(beside.set().unwrap().as_deref(), Some(&kept));
-        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

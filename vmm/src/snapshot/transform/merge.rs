@@ -172,8 +172,7 @@ mod tests {
 
     #[test]
     fn merge_is_cancelled_in_each_phase_and_otherwise_counts_all() {
-        let place = std::env::temp_dir().join(format!("volt-merge-{}", std::process::id()));
-        std::fs::create_dir_all(&place).unwrap();
+        let place = crate::testing::ScratchDir::new();
         let (diff, store) = (diff(), Store::open(place.to_str().unwrap()).unwrap());
         let total = 2 * LEN + 2 * OVER;
         // In the base's copy, in the digest of the covered pages, while the pages are written, and in the
@@ -183,10 +182,9 @@ mod tests {
             assert!(matches!(merge(&diff, &store, "none", &progress), Err(Error::Cancelled)), "{at}");
             assert!((at..total).contains(&progress.done()), "{at}: {progress:?}");
         }
-        assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(&*place).unwrap().count(), 0);
         let progress = Progress::default();
         merge(&diff, &store, "whole", &progress).unwrap();
         assert_eq!((progress.done(), progress.total()), (total, total));
-        std::fs::remove_dir_all(&place).unwrap();
     }
 }

@@ -46,12 +46,12 @@ mod tests {
     use std::fs;
     use std::os::unix::net::UnixListener;
 
-    use super::super::testing::TempDir;
     use super::*;
+    use crate::testing::ScratchDir;
 
     #[test]
     fn abandoned_socket_is_replaced_and_removed_on_drop() {
-        let dir = TempDir::new();
+        let dir = ScratchDir::new();
         let path = dir.join("vsock");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn socket_in_use_is_refused_by_name_and_stays() {
-        let dir = TempDir::new();
+        let dir = ScratchDir::new();
         let path = dir.join("vsock");
         let _first = HostSocket::listen(&path.clone().into()).unwrap();
         let error = HostSocket::listen(&path.clone().into()).unwrap_err();
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn link_to_another_socket_is_not_followed() {
-        let dir = TempDir::new();
+        let dir = ScratchDir::new();
         let host = HostSocket::listen(&dir.join("vsock").into()).unwrap();
         let daemon = UnixListener::bind(dir.join("daemon")).unwrap();
         daemon.set_nonblocking(true).unwrap();
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn name_taken_over_by_another_socket_stays() {
-        let dir = TempDir::new();
+        let dir = ScratchDir::new();
         let path = dir.join("vsock");
         let first = HostSocket::listen(&path.clone().into()).unwrap();
         fs::remove_file(&path).unwrap();

@@ -1,8 +1,6 @@
 //! Fixtures for tests: a driver that speaks packets, and the directory of the host's sockets.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::ops::Deref;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +11,7 @@ use super::packet;
 use super::packet::{HOST_CID, PacketHeader, STREAM, op};
 use super::{EVENT, RX, TX, Vsock};
 use crate::config::devices::VsockConfig;
+use crate::testing::ScratchDir;
 
 /// CID of the guest, unless a test gives another.
 pub(super) const CID: u32 = 3;
@@ -21,39 +20,12 @@ pub(super) const ROOM: u32 = 64 << 10;
 /// Longest wait of a host program.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A directory that is removed on drop.
-#[derive(Debug)]
-pub(super) struct TempDir(PathBuf);
-
-impl TempDir {
-    pub fn new() -> Self {
-        let path =
-            std::env::temp_dir().join(format!("volt-vsock-{}", crate::store::dir::random_hex().unwrap()));
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Deref for TempDir {
-    type Target = Path;
-
-    fn deref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A guest with a vsock.
 #[derive(Debug)]
 pub(super) struct TestGuest {
     pub driver: Driver,
     pub cid: u32,
-    pub dir: TempDir,
+    pub dir: ScratchDir,
     /// Lengths of the descriptors of a receive buffer.
     split: Vec<usize>,
     /// Packets that the device has yet to take.
@@ -72,7 +44,7 @@ impl TestGuest {
     }
 
     pub fn with_buffers(split: &[usize], count: usize) -> Self {
-        let dir = TempDir::new();
+        let dir = ScratchDir::new();
         let mut guest = Self {
             driver: Driver::new(device(&dir, "vsock", CID)),
             cid: CID,

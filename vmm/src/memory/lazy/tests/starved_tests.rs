@@ -7,22 +7,18 @@ use crate::memory::lazy::faults::Fetched;
 use crate::memory::own_writes::presence;
 use crate::memory::range::AddressRange;
 use crate::progress::Progress;
-use crate::testing::{apart, refuse_calls};
+use crate::testing::{ScratchDir, apart, refuse_calls};
 
 /// A file in a file system with room for `bytes`.
 fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
     use std::ffi::CString;
-    // A directory for each test, because tests run in parallel.
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let place = std::env::temp_dir().join(format!("volt-lazy-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&place).unwrap();
+    let place = ScratchDir::new();
     let path = CString::new(place.to_str().unwrap()).unwrap();
     let options = CString::new(format!("size={bytes}")).unwrap();
     let tmpfs = c"tmpfs".as_ptr();
     // SAFETY: the strings end in zeros, and the mount is removed below.
     let mounted = unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, options.as_ptr().cast()) } == 0;
-    let file = mounted.then(|| {
+    mounted.then(|| {
         let file = std::fs::File::options()
             .read(true)
             .write(true)
@@ -33,9 +29,7 @@ fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
         // SAFETY: the string ends in a zero. Open descriptors stay valid.
         assert_eq!(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }, 0);
         file
-    });
-    std::fs::remove_dir(&place).unwrap();
-    file
+    })
 }
 
 #[test]

@@ -83,11 +83,11 @@ mod tests {
     use super::*;
     use crate::config::FileRef;
     use crate::devices::virtio::listener::{Listener, connect_to_file};
+    use crate::testing::ScratchDir;
 
     #[test]
     fn path_that_only_looks_inside_is_refused() {
-        let place = std::env::temp_dir().join(format!("volt-beneath-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&place);
+        let place = ScratchDir::new();
         let inside = place.join("inside");
         fs::create_dir_all(inside.join("deep")).unwrap();
         for name in ["secret", "inside/own", "inside/deep/own"] {
@@ -132,13 +132,11 @@ mod tests {
         let alias = place.join("alias");
         assert_eq!(file(&alias, &alias.join("own"), LinkPolicy::Inside), Some(inside.join("own")));
         assert_eq!(file(&alias, &inside.join("own"), LinkPolicy::Inside), Some(inside.join("own")));
-        fs::remove_dir_all(&place).unwrap();
     }
 
     #[test]
     fn socket_is_made_reached_and_removed_in_the_directory_that_was_checked() {
-        let place = std::env::temp_dir().join(format!("volt-moved-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&place);
+        let place = ScratchDir::new();
         let (inside, moved, other) = (place.join("inside"), place.join("moved"), place.join("other"));
         fs::create_dir_all(&inside).unwrap();
         fs::create_dir_all(&other).unwrap();
@@ -157,13 +155,11 @@ mod tests {
         assert_eq!(daemon.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         drop(listener);
         assert_eq!((names(&moved), names(&other)), (0, 1));
-        fs::remove_dir_all(&place).unwrap();
     }
 
     #[test]
     fn file_that_is_replaced_after_it_was_found_is_not_opened() {
-        let place = std::env::temp_dir().join(format!("volt-replaced-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&place);
+        let place = ScratchDir::new();
         let (inside, secret) = (place.join("inside"), place.join("secret"));
         fs::create_dir_all(&inside).unwrap();
         fs::write(inside.join("disk"), "own").unwrap();
@@ -175,6 +171,5 @@ mod tests {
         let mut writable = found.open_writable("open disk", false).unwrap();
         std::io::Write::write_all(&mut writable, b"new").unwrap();
         assert_eq!(fs::read(&secret).unwrap(), b"secret");
-        fs::remove_dir_all(&place).unwrap();
     }
 }

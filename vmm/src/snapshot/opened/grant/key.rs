@@ -108,16 +108,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-
-    fn scratch(name: &str) -> PathBuf {
-        let directory = std::env::temp_dir().join(format!("volt-key-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&directory);
-        directory
-    }
+    use crate::testing::ScratchDir;
 
     #[test]
     fn key_is_made_once_and_readable_by_its_owner_alone() {
-        let directory = scratch("made");
+        let scratch = ScratchDir::new();
+        let directory = scratch.join("keys");
         make(&directory).unwrap();
         let path = directory.join(NAME);
         let first = fs::read(&path).unwrap();
@@ -129,12 +125,12 @@ mod tests {
         assert!(read(&path).unwrap().has_marked(b"state", &mark));
         assert!(!read(&path).unwrap().has_marked(b"State", &mark));
         assert!(!read(&path).unwrap().has_marked(b"state", &mark[1..]));
-        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
     fn key_that_others_can_read_or_of_another_length_is_not_used() {
-        let directory = scratch("bad");
+        let scratch = ScratchDir::new();
+        let directory = scratch.join("keys");
         make(&directory).unwrap();
         let path = directory.join(NAME);
         let set_mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
@@ -148,6 +144,5 @@ mod tests {
         fs::rename(&path, directory.join("other")).unwrap();
         std::os::unix::fs::symlink("other", &path).unwrap();
         assert!(read(&path).is_err(), "a symbolic link is not followed");
-        fs::remove_dir_all(&directory).unwrap();
     }
 }
