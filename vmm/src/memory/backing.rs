@@ -14,8 +14,7 @@ use super::ram::GuestRam;
 use crate::error::{Error, Result};
 use crate::memory::base::{Base, OverlayPages};
 use crate::memory::files::memfd::{fresh, never_huge};
-use crate::memory::lazy::faults::FaultHandler;
-use crate::memory::lazy::faults::Faults;
+use crate::memory::lazy::faults::{FaultHandler, Faults};
 use crate::memory::range::Region;
 use crate::timing::step_done;
 

@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct SlowDevice {
     begun: Sender<()>,
-    resume: Receiver<()>,
+    released: Receiver<()>,
 }
 
 impl VirtioDevice for SlowDevice {
@@ -40,7 +40,7 @@ impl VirtioDevice for SlowDevice {
 
     fn work(&mut self, _: WakeReason, _: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         self.begun.send(()).expect("the test waits for it");
-        let _ = self.resume.recv(); // an error ends the turn too
+        let _ = self.released.recv(); // an error ends the turn too
         Ok(NextTurn::Wait)
     }
 }
@@ -58,8 +58,8 @@ impl Persist for SlowDevice {
 }
 
 fn slow() -> (Driver, Receiver<()>, Sender<()>) {
-    let ((begun, is_begun), (end, resume)) = (channel(), channel());
-    (Driver::new(SlowDevice { begun, resume }), is_begun, end)
+    let ((begun, is_begun), (end, released)) = (channel(), channel());
+    (Driver::new(SlowDevice { begun, released }), is_begun, end)
 }
 
 /// A bus with this device.

@@ -131,7 +131,6 @@ pub(crate) fn connect_to_file(path: &SocketPath) -> io::Result<UnixStream> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::error::report;
     use crate::testing::ScratchDir;

@@ -340,7 +340,7 @@ impl ServiceState {
 
     /// The body of the first thread, and of others.
     fn run(self: &Arc<Self>, is_first: bool) {
-        let _told = PanicNotifier(self);
+        let _notifier = PanicNotifier(self);
         let mut tools = None;
         // One event at a time, so other threads take the others.
         let mut events = Vec::with_capacity(1);

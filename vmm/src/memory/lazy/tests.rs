@@ -356,7 +356,7 @@ fn poisoned_page_is_never_seen() {
     let ram = vm(&service, None);
     let start = ram.host_address_of(0) as u64;
     match ram.faults().unwrap().userfault().poison(start + CHUNK, CHUNK) {
-        Err(Errno::INVAL) => return eprintln!("skipped: the kernel is older than Linux 6.6"),
+        Err(Errno::INVAL) => return crate::testing::skip("UFFDIO_POISON needs Linux 6.6"),
         poisoned => poisoned.unwrap(),
     }
     for at in [CHUNK, 2 * CHUNK - PAGE] {

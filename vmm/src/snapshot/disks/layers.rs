@@ -357,8 +357,8 @@ impl Drop for FreshLayers {
 /// Gives each disk of `devices` that has a layer a fresh layer over the snapshot's. It lies at its configured
 /// path if `placed` has the disk's id, otherwise in a file without a name that ends with the VM. The layers
 /// of a fork have no names and end with its VMs too. A path given for a child's layer therefore gets a copy:
-/// a layer over a nameless one could not be opened later. `progress` counts the bytes of such
-/// a copy.
+/// a layer over a nameless one could not be opened later. `progress` counts the bytes of such a
+/// copy.
 ///
 /// # Errors
 /// The snapshot lacks a layer, the file for a fresh one exists, or the host refuses; or

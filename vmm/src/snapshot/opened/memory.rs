@@ -37,7 +37,7 @@ pub enum SnapshotMemory {
 pub struct Packed {
     pub pack: Arc<Pack>,
     base: Mutex<Option<Arc<File>>>,
-    handler: Mutex<Option<Arc<Service>>>,
+    service: Mutex<Option<Arc<Service>>>,
 }
 
 /// How VMs restored from packed memory get their pages.
@@ -146,11 +146,11 @@ impl SnapshotMemory {
         progress: &Progress,
     ) -> Result<Backing> {
         match (self, unpack) {
-            (Self::Packed(Packed { pack, handler, .. }), Unpack::OnTouch) => {
-                let mut handler = lock(handler);
-                let service = match &*handler {
+            (Self::Packed(Packed { pack, service, .. }), Unpack::OnTouch) => {
+                let mut kept = lock(service);
+                let service = match &*kept {
                     Some(service) => Arc::clone(service),
-                    None => Arc::clone(handler.insert(Arc::new(Service::new(source_of(Arc::clone(pack)))?))),
+                    None => Arc::clone(kept.insert(Arc::new(Service::new(source_of(Arc::clone(pack)))?))),
                 };
                 step_done("pager");
                 Ok(Backing::Lazy { handler: service as Arc<dyn FaultHandler>, pages })
@@ -209,7 +209,7 @@ impl SnapshotMemory {
         match self {
             Self::Raw(..) => 0,
             Self::Packed(packed) => {
-                lock(&packed.handler).as_ref().map_or(0, |handler| handler.filler().decoded())
+                lock(&packed.service).as_ref().map_or(0, |service| service.filler().decoded())
             }
         }
     }
@@ -259,7 +259,7 @@ pub(crate) fn is_named(path: &Path, file: &MemoryFile, named: Option<&MemoryFile
 impl Packed {
     /// A pack of which nothing is unpacked yet.
     pub fn of(pack: Arc<Pack>) -> Self {
-        Self { pack, base: Mutex::default(), handler: Mutex::default() }
+        Self { pack, base: Mutex::default(), service: Mutex::default() }
     }
 
     /// Unpacks all of the memory anew, verified and sealed.
