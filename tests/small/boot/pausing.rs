@@ -11,8 +11,8 @@ fn hundred_pauses_lose_no_port_or_mmio_access() {
         guest.pause();
         guest.resume();
     }
-    // The guest runs only from a resume to the next pause. That was enough for 30 to 385 rounds in trials, and
-    // once for fewer than ten.
+    // The guest runs only from a resume to the next pause: for 30 to 385 rounds in trials, and once for at
+    // most ten.
     while guest.next_number("round") <= 10 {
         guest.pause();
         guest.resume();
