@@ -1,13 +1,19 @@
-//! Mutual exclusion for the unix sockets of a directory. A socket refuses connections if a dead process left
-//! it, and also between bind and listen. Two processes that replace a dead socket at once could remove each
-//! other's, so each locks the directory while it removes, binds and listens.
+//! Unix sockets in the file system.
+//!
+//! [`lock_directory_of`] is mutual exclusion for the sockets of a directory. A socket refuses connections if
+//! a dead process left it, and also between bind and listen. Two processes that replace a dead socket at once
+//! could remove each other's, so each locks the directory while it removes, binds and listens.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// The time between two attempts to lock, and their number: one second in all. This program holds the lock
 /// for microseconds.
@@ -29,4 +35,28 @@ pub fn lock_directory_of(path: &Path) -> Option<File> {
     }
     log::warn!("another program holds a lock on {}: binding a socket there without a lock", parent.display());
     None
+}
+
+/// Connects to the listener at `path`, or at its name in `directory`. Fails where std would wait for a busy
+/// listener.
+///
+/// # Errors
+/// No process listens; or the file is not a socket. A link to a socket is refused, too: an unpacked snapshot
+/// may contain a link to a socket that its guest was not given.
+pub(crate) fn connect_to_file(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<UnixStream> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = match (directory, path.file_name()) {
+        (Some(directory), Some(name)) => rustix::fs::openat(directory, name, flags, Mode::empty())?,
+        _ => rustix::fs::openat(CWD, path, flags, Mode::empty())?,
+    };
+    let stat = rustix::fs::fstat(&file)?;
+    if !FileType::from_raw_mode(stat.st_mode).is_socket() || stat.st_nlink != 1 {
+        let problem = format!("{} is a link or not a socket; links are not followed", path.display());
+        return Err(io::Error::other(problem));
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Connects to the checked file, and not to one that has taken its name.
+    connect(&socket, &SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?)?;
+    Ok(socket.into())
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,6 +28,11 @@ impl SocketPath {
     #[must_use]
     pub fn as_path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns the directory that was checked for the socket.
+    pub(crate) fn directory(&self) -> Option<BorrowedFd<'_>> {
+        self.directory.as_deref().map(AsFd::as_fd)
     }
 
     /// Returns the path for system calls.

@@ -16,14 +16,16 @@ use rustix::net::{SendFlags, Shutdown};
 
 use super::connection::{NotServed, Target};
 use super::list::list;
-use super::message::{PagerRequest, PagerResponse, send};
+use super::message::{PagerRequest, PagerResponse};
 use super::options::PagerOptions;
 use super::place::PagerPlace;
 use crate::error::{Error, Result, report};
 use crate::memory::lazy::faults::{FaultHandler, Faults, Fetched};
 use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::range::AddressRange;
+use crate::packets::send;
 use crate::progress::Progress;
+use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
 
@@ -104,7 +106,7 @@ impl FaultHandler for Pager {
             inner.serve(&socket, faults, inner.deadline)?;
             lock(&inner.connection).socket = Some(socket);
         }
-        threads::spawn("pager-watch", move || inner.watch(&weak))?;
+        threads::spawn(ThreadKind::Worker, "pager-watch", move || inner.watch(&weak))?;
         Ok(0)
     }
 

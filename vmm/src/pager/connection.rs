@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::message::{PagerRequest, PagerResponse, VERSION, receive_until, send};
+use super::message::{PagerRequest, PagerResponse, VERSION};
 use super::options::PagerOptions;
 use super::place::PagerPlace;
 use crate::error::{Error, Result};
 use crate::memory::lazy::faults::Faults;
+use crate::packets::{receive_until, send};
 use crate::sync::lock;
 
 /// Time between two attempts to reach a starting pager.

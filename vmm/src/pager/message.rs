@@ -1,29 +1,12 @@
 //! Messages between a VM and its pager. Each is a packet of a unix socket, in JSON, with descriptors beside
 //! it.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
-
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::memory::lazy::prefetch::Reading;
 
 /// Version of the messages. Both ends are the same program, unless it is updated under running VMs.
 pub const VERSION: u32 = 3;
-
-/// Longest message in bytes.
-const LONGEST: usize = 4096;
-/// Most descriptors beside a message.
-const MOST_FDS: usize = 1;
 
 /// A request of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,91 +68,4 @@ pub enum PagerResponse {
         /// Reason.
         why: String,
     },
-}
-
-/// Sends a message. `flags` decide whether the call waits for room.
-///
-/// # Errors
-/// The other end is gone, or has no room.
-pub fn send(
-    socket: impl AsFd,
-    message: &impl Serialize,
-    fd: Option<BorrowedFd<'_>>,
-    flags: SendFlags,
-) -> io::Result<()> {
-    let mut text = serde_json::to_vec(message)?;
-    if text.len() > LONGEST {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long for a pager"));
-    }
-    text.shrink_to_fit();
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-    let mut beside = SendAncillaryBuffer::new(&mut room);
-    let fds: Vec<_> = fd.into_iter().collect();
-    if !fds.is_empty() {
-        beside.push(SendAncillaryMessage::ScmRights(&fds));
-    }
-    rustix::net::sendmsg(socket, &[IoSlice::new(&text)], &mut beside, flags | SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
-/// Receives a message, or `None` if the other end is gone.
-///
-/// # Errors
-/// The socket cannot be read, or the packet is not a message.
-pub fn receive<T: DeserializeOwned>(
-    socket: impl AsFd,
-    flags: RecvFlags,
-) -> io::Result<Option<(T, Option<OwnedFd>)>> {
-    let mut text = [0; LONGEST];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-    let mut beside = RecvAncillaryBuffer::new(&mut room);
-    let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let received = loop {
-        match rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(&mut text)], &mut beside, flags) {
-            Err(rustix::io::Errno::INTR) => {}
-            other => break other?,
-        }
-    };
-    let mut fds = beside.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    let fd = fds.next().and_then(|mut fds| fds.next());
-    if received.bytes == 0 {
-        return Ok(None);
-    }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
-        let why = "a descriptor sent with a message did not arrive: the limit of open files (RLIMIT_NOFILE) \
-                   is reached, or the message had several descriptors";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-    }
-    if received.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
-    }
-    Ok(Some((serde_json::from_slice(&text[..received.bytes])?, fd)))
-}
-
-/// As [`receive`], and waits until `deadline`.
-///
-/// # Errors
-/// As [`receive`]; `TimedOut` after the deadline.
-pub fn receive_until<T: DeserializeOwned>(
-    socket: impl AsFd,
-    deadline: Instant,
-) -> io::Result<Option<(T, Option<OwnedFd>)>> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-        let mut fds = [PollFd::new(&socket, PollFlags::IN)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
-            Ok(_) => {}
-            Err(Errno::INTR) => continue,
-            Err(errno) => return Err(errno.into()),
-        }
-        match receive(&socket, RecvFlags::DONTWAIT) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            other => return other,
-        }
-    }
 }

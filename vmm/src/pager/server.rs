@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::list::{list, listed};
-use super::message::{PagerRequest, PagerResponse, VERSION, receive, send};
+use super::message::{PagerRequest, PagerResponse, VERSION};
 use super::place::{Claim, PagerPlace};
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
@@ -27,6 +27,8 @@ use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::lazy::served_vm::ServedVm;
 use crate::memory::lazy::source::PageSource;
 use crate::memory::lazy::userfault::Userfault;
+use crate::packets::{receive, send};
+use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
 
@@ -210,7 +212,9 @@ impl<'s> Server<'s> {
         }
         let unused = Arc::new(Mutex::new(unused));
         let theirs = Arc::clone(&unused);
-        if let Err(error) = threads::spawn("pager-drop", move || drop(std::mem::take(&mut *lock(&theirs)))) {
+        if let Err(error) = threads::spawn(ThreadKind::Worker, "pager-drop", move || {
+            drop(std::mem::take(&mut *lock(&theirs)))
+        }) {
             log::debug!("cannot drop an unused base yet: {}", report(&error));
             self.adopted_bases.append(&mut lock(&unused));
         }
@@ -435,7 +439,7 @@ impl<'s> Server<'s> {
                 tell(&theirs, &answer, None);
             }
         };
-        if let Err(error) = threads::spawn("pager-act", work) {
+        if let Err(error) = threads::spawn(ThreadKind::Worker, "pager-act", work) {
             let why = format!("the pager cannot handle the request: {}", report(&error));
             tell(&socket, &refused(shortened(why)), None);
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::client::Pager;
-use super::message::{PagerRequest, PagerResponse, VERSION, receive_until, send};
+use super::message::{PagerRequest, PagerResponse, VERSION};
 use super::options::PagerOptions;
 use super::place::PagerPlace;
 use super::server::serve;
@@ -24,6 +24,7 @@ use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
 use crate::memory::testing;
 use crate::memory::testing::Hangs;
+use crate::packets::{receive_until, send};
 use crate::progress::Progress;
 use crate::sync::lock;
 use crate::testing::{ScratchDir, limited, wait_until};

@@ -13,10 +13,11 @@ use rustix::net::{SendFlags, Shutdown};
 use super::client::ClientState;
 use super::connection::PAUSE;
 use super::list::listed;
-use super::message::{PagerRequest, PagerResponse, receive_until, send};
+use super::message::{PagerRequest, PagerResponse};
 use crate::error::report;
 use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::Fetched;
+use crate::packets::{receive_until, send};
 use crate::sync::lock;
 
 /// Time between two attempts to release threads that wait for unavailable memory.

@@ -2,17 +2,14 @@
 //! file is replaced; a file at which another process listens is an error.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-
 use crate::config::SocketPath;
 use crate::error::{Error, Result};
-use crate::sockets::lock_directory_of;
+use crate::sockets::{connect_to_file, lock_directory_of};
 
 /// A listening socket. Dropping it removes its file.
 #[derive(Debug)]
@@ -102,31 +99,11 @@ fn remove_if_stale(path: &SocketPath) -> io::Result<()> {
             "a file that is not a socket exists at this path; remove the file or choose another path",
         ));
     }
-    match connect_to_file(path) {
+    match connect_to_file(path.directory(), path.as_path()) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(on_host),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
         _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens at this path")),
     }
-}
-
-/// Connects to the listener at `path`. Fails where std would wait for a busy listener.
-///
-/// # Errors
-/// No process listens; or the file is not a socket. A link to a socket is refused, too: an unpacked snapshot
-/// may contain a link to a socket that its guest was not given.
-pub(crate) fn connect_to_file(path: &SocketPath) -> io::Result<UnixStream> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path.on_host(), flags, Mode::empty())?;
-    let stat = rustix::fs::fstat(&file)?;
-    if !FileType::from_raw_mode(stat.st_mode).is_socket() || stat.st_nlink != 1 {
-        let problem = format!("{path} is a link or not a socket; links are not followed");
-        return Err(io::Error::other(problem));
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Connects to the checked file, and not to one that has taken its name.
-    connect(&socket, &SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?)?;
-    Ok(socket.into())
 }
 
 #[cfg(test)]

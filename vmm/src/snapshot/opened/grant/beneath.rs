@@ -82,7 +82,8 @@ mod tests {
 
     use super::*;
     use crate::config::FileRef;
-    use crate::devices::virtio::listener::{Listener, connect_to_file};
+    use crate::devices::virtio::listener::Listener;
+    use crate::sockets::connect_to_file;
     use crate::testing::ScratchDir;
 
     #[test]
@@ -151,7 +152,8 @@ mod tests {
         UnixStream::connect(moved.join("vsock")).unwrap();
         let daemon = UnixListener::bind(other.join("vsock_1")).unwrap();
         daemon.set_nonblocking(true).unwrap();
-        connect_to_file(&listener.path().with_suffix("_1")).unwrap_err();
+        let path = listener.path().with_suffix("_1");
+        connect_to_file(path.directory(), path.as_path()).unwrap_err();
         assert_eq!(daemon.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         drop(listener);
         assert_eq!((names(&moved), names(&other)), (0, 1));
