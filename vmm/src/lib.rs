@@ -42,6 +42,7 @@ pub mod internal;
 mod kvm;
 mod machine;
 mod memory;
+mod packets;
 mod pager;
 mod partial;
 mod persist;
@@ -49,6 +50,7 @@ mod progress;
 #[cfg(any(feature = "internal", test))]
 mod replay;
 mod run_control;
+pub mod sandbox;
 pub mod snapshot;
 mod sockets;
 mod store;

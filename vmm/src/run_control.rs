@@ -184,6 +184,11 @@ impl Control {
         state.end.clone().unwrap_or(Ok(Ending::Stopped)).map_err(Error::Crashed)
     }
 
+    /// Waits until the guest has ended. Its vCPUs may still run.
+    pub(crate) fn wait_ended(&self) {
+        drop(wait_while(&self.changed, lock(&self.state), |state| state.end.is_none()));
+    }
+
     /// Waits at most `timeout` until the guest has ended and its vCPUs are parked. Returns whether both hold.
     pub(crate) fn wait_end_for(&self, timeout: Duration) -> bool {
         let is_on = |state: &mut ControlState| state.end.is_none() || !state.kicks.is_empty();

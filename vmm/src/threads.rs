@@ -1,21 +1,30 @@
-//! Threads with names. Each name starts with `volt-`, so that `ps -L` and a debugger tell them apart.
+//! Threads with names and confinement. Each name starts with `volt-`, so that `ps -L` and a debugger tell
+//! them apart.
 
 use std::fmt::Display;
 use std::thread::{self, JoinHandle, Scope, ScopedJoinHandle};
 
 use crate::error::{Error, Result};
+use crate::sandbox;
+use crate::sandbox::ThreadKind;
 
-/// Starts thread `volt-NAME`.
+/// Starts thread `volt-NAME`, confined as its kind wants.
 ///
 /// # Errors
 /// [`Error::Host`] if the host refuses a thread.
 pub(crate) fn spawn<T: Send + 'static>(
+    kind: ThreadKind,
     name: impl Display,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>> {
     let name = format!("volt-{name}");
     let thread = thread::Builder::new().name(name.clone());
-    thread.spawn(body).map_err(|source| Error::host(format!("start thread {name}"), source))
+    let parent = sandbox::kind_of_this_thread();
+    let confined = move || {
+        sandbox::confine_new_thread(parent, kind);
+        body()
+    };
+    thread.spawn(confined).map_err(|source| Error::host(format!("start thread {name}"), source))
 }
 
 /// Starts thread `volt-NAME` in a scope.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use volt_vmm::{Pool, VmShape};
 
 use super::Outcome;
+use super::confine::ConfineArgs;
+use crate::process::confinement;
 use crate::process::vm_slot::Slot;
 use crate::session::Session;
 
@@ -15,10 +17,13 @@ pub(crate) struct Empty {
     pub(super) api_socket: PathBuf,
     /// The shape of the VM to create ahead of a load.
     pub(super) prewarm: Option<VmShape>,
+    /// The confinement of the process.
+    pub(super) confine: ConfineArgs,
 }
 
 impl Empty {
     pub(crate) fn execute(self) -> Outcome {
+        confinement::apply(self.confine.choice()?, true)?;
         // One VM, because this process never runs a second one. It is ready before a client can connect.
         let slot = match self.prewarm {
             Some(shape) => Slot::with_prewarmed(Pool::filled(shape, 1)?),

@@ -11,6 +11,7 @@ use crate::process::exit::Status;
 use crate::process::fork::FORKED;
 
 mod bench;
+mod confine;
 mod devices;
 mod doctor;
 mod empty;
@@ -30,6 +31,8 @@ mod snapshot;
 mod snapshot_files;
 mod unpack;
 mod working_set;
+
+use confine::ConfineArgs;
 
 type Outcome = Result<Status, Failure>;
 
@@ -88,6 +91,9 @@ struct Arguments {
         value_parser = prewarm::parse,
     )]
     prewarm: Option<VmShape>,
+
+    #[command(flatten)]
+    confine: ConfineArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -130,10 +136,12 @@ impl Arguments {
     pub(crate) fn execute(self) -> Outcome {
         match (self.command, self.restore, self.snapshot, self.api_socket) {
             (Some(command), ..) => command.execute(),
-            (None, Some(dir), _, api_socket) => restore::Restore::of(dir, api_socket).execute(),
+            (None, Some(dir), _, api_socket) => {
+                restore::Restore { confine: self.confine, ..restore::Restore::of(dir, api_socket) }.execute()
+            }
             (None, None, Some(dir), Some(api_socket)) => snapshot::Create::of(dir, api_socket).execute(),
             (None, None, None, Some(api_socket)) => {
-                empty::Empty { api_socket, prewarm: self.prewarm }.execute()
+                empty::Empty { api_socket, prewarm: self.prewarm, confine: self.confine }.execute()
             }
             (None, None, _, None) => unreachable!("clap requires an argument, and a socket with --snapshot"),
         }

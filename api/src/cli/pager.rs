@@ -11,8 +11,9 @@ use volt_vmm::snapshot::{PACK_FILE, serve_pager};
 
 use super::Outcome;
 use crate::failure::Failure;
+use crate::process::confinement::ConfinementChoice;
 use crate::process::exit::Status;
-use crate::process::start;
+use crate::process::{confinement, start};
 
 /// Serve packed memory to the VMs of `volt-vmm restore --pager shared`, which start it on demand
 #[derive(Debug, Args)]
@@ -71,6 +72,7 @@ impl Pager {
             }
         };
         let place = (&*directory, self.pager_group.as_deref());
+        confinement::apply(ConfinementChoice::default(), false)?;
         serve_pager(pack, &name, place, Duration::from_secs(self.linger), listening)?;
         Ok(Status::Success)
     }

@@ -7,10 +7,11 @@ use clap::Args;
 use volt_vmm::RestoreOptions;
 
 use super::Outcome;
+use super::confine::ConfineArgs;
 use super::overrides::OverrideArgs;
 use super::unpack::UnpackArgs;
 use super::working_set::WorkingSetArgs;
-use crate::process::start;
+use crate::process::{confinement, start};
 use crate::session::Session;
 
 /// Run a VM from a snapshot, which stays unchanged
@@ -40,6 +41,9 @@ pub(crate) struct Restore {
     /// Serve the REST API on this unix socket
     #[arg(long, value_name = "SOCKET")]
     pub(super) api_socket: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(super) confine: ConfineArgs,
 }
 
 impl Restore {
@@ -53,14 +57,13 @@ impl Restore {
             working_set: WorkingSetArgs::default(),
             paused: false,
             api_socket,
+            confine: ConfineArgs::default(),
         }
     }
 
     pub(crate) fn execute(self) -> Outcome {
         let mut session = Session::open(self.api_socket.as_deref())?;
-        if self.unpack.may_wait() {
-            session.watch_signals()?;
-        }
+        let may_wait = self.unpack.may_wait();
         let mut options = RestoreOptions::default()
             .overrides(self.overrides.into())
             .allowed(self.allowed)
@@ -68,6 +71,11 @@ impl Restore {
             .prefetch(!self.working_set.no_prefetch)
             .record(self.working_set.record);
         options.resume = !self.paused;
-        session.run("restore a snapshot", || start::load_lent(&self.dir, options))
+        let snapshot = start::open(&self.dir, &options)?;
+        confinement::apply(self.confine.choice()?, snapshot.config().devices.vsock.is_some())?;
+        if may_wait {
+            session.watch_signals()?;
+        }
+        session.run("restore a snapshot", || start::restore_lent(&snapshot, options))
     }
 }

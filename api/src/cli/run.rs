@@ -6,10 +6,11 @@ use clap::Args;
 use volt_vmm::{Error, FileRef, IrqchipKind, LentVm, VmConfig, parse_memory_mib};
 
 use super::Outcome;
+use super::confine::ConfineArgs;
 use super::devices::DeviceArgs;
 use crate::failure::Failure;
 use crate::output::progress;
-use crate::process::start;
+use crate::process::{confinement, start};
 use crate::session::Session;
 
 /// Boot a Linux kernel; its console is this terminal
@@ -51,13 +52,18 @@ pub(crate) struct Run {
     /// {"boot": {"kernel": "vmlinux", "initrd": "init.cpio"}, "vcpus": 2, "memory_mib": 512}
     #[arg(long, value_name = "PATH")]
     config_file: Option<PathBuf>,
+
+    #[command(flatten)]
+    confine: ConfineArgs,
 }
 
 impl Run {
     pub(crate) fn execute(mut self) -> Outcome {
         let api_socket = self.api_socket.take();
+        let choice = self.confine.clone().choice()?;
         let config = self.config()?;
         let mut session = Session::open(api_socket.as_deref())?;
+        confinement::apply(choice, config.devices.vsock.is_some())?;
         session.watch_signals()?;
         session.run("boot a VM", || {
             progress::during("starting the VM", || start::boot(config)).map(LentVm::from)

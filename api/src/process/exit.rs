@@ -18,14 +18,23 @@ pub(crate) enum Status {
     TripleFault,
     /// The guest crashed in another way.
     Crashed,
+    /// A thread made a system call that its filter forbids.
+    Forbidden,
     /// A signal ended the process.
     Signal(i32),
 }
 
 impl Status {
     /// Every status of this program, by number.
-    const ALL: [Self; 6] =
-        [Self::Success, Self::Error, Self::Reboot, Self::TripleFault, Self::Crashed, Self::Signal(0)];
+    const ALL: [Self; 7] = [
+        Self::Success,
+        Self::Error,
+        Self::Reboot,
+        Self::TripleFault,
+        Self::Crashed,
+        Self::Forbidden,
+        Self::Signal(0),
+    ];
 
     /// Statuses that other code exits with: clap, and the panic handler of Rust.
     const OF_OTHERS: [(u8, &str); 2] =
@@ -59,6 +68,7 @@ impl Status {
             Self::Reboot => "the guest asked for a reboot",
             Self::TripleFault => "the guest ended in a triple fault",
             Self::Crashed => "the guest crashed in another way",
+            Self::Forbidden => "a thread made a system call that its seccomp filter forbids",
             Self::Signal(_) => "ended by signal N (130: SIGINT, 143: SIGTERM)",
         }
     }
@@ -89,6 +99,7 @@ impl Status {
             Self::Reboot => 3,
             Self::TripleFault => 4,
             Self::Crashed => 5,
+            Self::Forbidden => 6,
             Self::Signal(number) => 128_u8.saturating_add(u8::try_from(number).unwrap_or(0)),
         }
     }
@@ -117,7 +128,7 @@ mod tests {
         assert_eq!(listed.to_vec(), variants_in(include_str!("exit.rs"), "Status"));
         let mut numbers: Vec<_> = Status::rows().into_iter().map(|(number, _)| number).collect();
         numbers.dedup();
-        assert_eq!(numbers, ["0", "1", "2", "3", "4", "5", "101", "128+N"]);
+        assert_eq!(numbers, ["0", "1", "2", "3", "4", "5", "6", "101", "128+N"]);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The process of one VM: its start, its signals, its forks and its exit status.
 
+pub(crate) mod confinement;
 pub(crate) mod exit;
 pub(crate) mod fault_signals;
+pub(crate) mod forbidden_calls;
 pub(crate) mod fork;
 pub(crate) mod log;
 pub(crate) mod signals;

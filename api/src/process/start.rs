@@ -50,13 +50,13 @@ pub(crate) fn load(dir: &Path, options: RestoreOptions) -> Result<Vm> {
     snapshot.restore_with(prepared(&snapshot, options))
 }
 
-/// Restores the snapshot in directory `dir`. The calling thread will run the first vCPU.
-pub(crate) fn load_lent(dir: &Path, options: RestoreOptions) -> Result<LentVm> {
-    let snapshot = open(dir, &options)?;
-    snapshot.restore_lent(prepared(&snapshot, options))
+/// Restores an opened snapshot. The calling thread will run the first vCPU.
+pub(crate) fn restore_lent(snapshot: &Snapshot, options: RestoreOptions) -> Result<LentVm> {
+    snapshot.restore_lent(prepared(snapshot, options))
 }
 
-fn open(dir: &Path, options: &RestoreOptions) -> Result<Snapshot> {
+/// Opens the snapshot in directory `dir`.
+pub(crate) fn open(dir: &Path, options: &RestoreOptions) -> Result<Snapshot> {
     let (store, name) = Store::split(dir)?;
     Snapshot::open_allowing(&store, &name, &options.allowed)
 }

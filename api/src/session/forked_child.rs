@@ -10,6 +10,7 @@ use std::sync::Arc;
 use volt_vmm::{Error, Pool, Snapshot, Vm};
 
 use crate::failure::Failure;
+use crate::process::confinement;
 use crate::process::exit::Status;
 use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
 use crate::process::start;
@@ -46,7 +47,8 @@ fn receive_and_run(
     api_socket: &Path,
     id: String,
 ) -> Result<Status, Failure> {
-    let ChildSetup { shape, overrides, paused } = receive(socket)?;
+    let ChildSetup { shape, overrides, paused, confinement, has_vsock } = receive(socket)?;
+    confinement::apply(confinement, has_vsock)?;
     let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?;
     // Created while the parent captures its VM.
     let pool = Arc::new(Pool::filled(shape, 1)?);

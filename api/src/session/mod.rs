@@ -68,10 +68,12 @@ impl Session {
             Ok(_) => lent.expect("make returned a VM"),
             Err(error) => return self.not_started(error, signals::ended_by()),
         };
-        let mut services = None;
-        let ending = lent.run(|vm| services = Some(self.start_services(vm).inspect_err(|_| vm.stop())));
-        let server = services.transpose()?.flatten();
-        self.shut_down(ending, server)
+        // This thread runs the first vCPU and is confined as such, so another one does everything else.
+        lent.run(move |vm| {
+            let services = self.start_services(&vm).inspect_err(|_| vm.stop());
+            let ending = vm.wait_ending();
+            self.shut_down(ending, services?)
+        })?
     }
 
     /// Returns the outcome of a failed start: the status of signal `by_signal` (0: none) if that closed the

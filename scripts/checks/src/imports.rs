@@ -9,7 +9,8 @@ use crate::source::{Modules, modules_of, targets};
 /// A room, and the names of the rooms that it may import. `LEAVES` stands for all leaves.
 type Rooms = [(&'static str, &'static str)];
 
-const LEAVES: &str = "console error partial persist progress run_control sockets sync testing threads timing";
+const LEAVES: &str =
+    "console error packets partial persist progress run_control sandbox sockets sync testing threads timing";
 
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[
@@ -19,21 +20,23 @@ const VMM: &Rooms = &[
     ("machine", "devices kvm memory config LEAVES"),
     ("devices", "kvm memory config LEAVES"),
     ("doctor", "kvm error"),
-    ("pager", "memory error progress sync threads"),
+    ("pager", "memory error packets progress sandbox sync threads"),
     ("kvm", "config LEAVES"),
     ("store", "error partial"),
-    ("memory", "error progress sync threads timing"),
+    ("memory", "error progress sandbox sync threads timing"),
     ("config", "error"),
     ("partial", "error"),
     ("persist", "error"),
     ("progress", "error"),
     ("internal", "replay snapshot kvm store config LEAVES"),
     ("run_control", "error sync"),
+    ("threads", "error sandbox"),
+    ("sandbox", "error packets sockets sync"),
     ("console", ""),
     ("error", ""),
+    ("packets", ""),
     ("sockets", ""),
     ("sync", ""),
-    ("threads", "error"),
     ("timing", ""),
 ];
 const API: &Rooms = &[

@@ -1,5 +1,6 @@
 //! A guest runs, pauses and answers on the KVM of this host.
 
+mod confined;
 mod host_features;
 mod pausing;
 mod silence;

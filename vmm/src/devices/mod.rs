@@ -14,6 +14,7 @@ mod log_limit;
 pub mod platform;
 pub mod power;
 pub mod serial;
+mod starter_requests;
 pub mod virtio;
 pub mod virtio_slots;
 

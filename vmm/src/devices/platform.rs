@@ -16,6 +16,7 @@ use super::lines::InterruptLines;
 use super::power;
 use super::power::Power;
 use super::serial::Serial;
+use super::starter_requests::{StarterRequests, VcpuView};
 use super::virtio::balloon::Balloon;
 use super::virtio::block::{Block, ClosedGates};
 use super::virtio::net::Net;
@@ -55,6 +56,8 @@ pub struct Platform {
     handles: Handles,
     /// Watches idle devices after a restore or a pause.
     idle_watcher: Mutex<Option<IdleWatcher>>,
+    /// Register writes that vCPUs leave to that thread.
+    requests: Arc<StarterRequests>,
     /// Whether the kernel finds `mmio` by its command line and not through ACPI.
     mmio_on_cmdline: bool,
 }
@@ -109,19 +112,21 @@ impl Platform {
             virtio,
             handles,
             idle_watcher: Mutex::default(),
+            requests: Arc::default(),
             mmio_on_cmdline: devices.on_cmdline,
         })
     }
 
-    /// Resumes the devices that the guest has started, soon and on other threads.
+    /// Resumes the devices that the guest has started, soon and on other threads, and serves the requests of
+    /// vCPUs to start others.
     ///
     /// # Errors
     /// The host has no thread left.
     pub(crate) fn resume(&self, control: &Arc<Control>) -> Result<()> {
-        let transports = self.virtio.iter().map(|slot| &slot.transport);
-        let waiting: Vec<_> = transports.filter(|transport| lock(transport).is_waiting()).cloned().collect();
-        if !waiting.is_empty() {
-            *lock(&self.idle_watcher) = Some(IdleWatcher::start(waiting, Arc::clone(control))?);
+        let mut watcher = lock(&self.idle_watcher);
+        if watcher.is_none() && !self.virtio.is_empty() {
+            let transports = self.virtio.iter().map(|slot| Arc::clone(&slot.transport)).collect();
+            *watcher = Some(IdleWatcher::start(transports, &self.requests, Arc::clone(control))?);
         }
         Ok(())
     }
@@ -213,8 +218,10 @@ impl Platform {
             bus
         };
         let mut mmio = bus(&[&self.ioapic]);
-        for Slot { place, transport, view, .. } in &self.virtio {
-            mmio.insert_with_view(place.base, place.len, Arc::clone(transport) as _, Arc::clone(view) as _);
+        for (device, Slot { place, transport, view, .. }) in self.virtio.iter().enumerate() {
+            let (view, requests) = (Arc::clone(view), Arc::clone(&self.requests));
+            let view = Arc::new(VcpuView { view, requests, device });
+            mmio.insert_with_view(place.base, place.len, Arc::clone(transport) as _, view);
         }
         Buses { ports: bus(&[&self.ports]), mmio, lines: self.lines.clone() }
     }
@@ -253,6 +260,7 @@ impl Persist for Platform {
             virtio: _,
             handles: _,
             idle_watcher: _,
+            requests: _,
             mmio_on_cmdline: _,
         } = self;
         let save = |(name, (_, device)): (&String, &(BusRange, SharedDevice))| {

@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::machine::MachineState;
 use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::memory::ram::GuestRam;
+use crate::sandbox::ThreadKind;
 use crate::sync::{lock, wait_while};
 use crate::threads;
 
@@ -92,7 +93,7 @@ impl Pool {
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared = Arc::new(SharedPool { shape, size: size.max(1), state, changed });
         let refill = Arc::clone(&shared);
-        let thread = threads::spawn("pool", move || refill.refill(PooledVm::make))?;
+        let thread = threads::spawn(ThreadKind::Worker, "pool", move || refill.refill(PooledVm::make))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -235,7 +236,8 @@ mod tests {
         let (state, changed) = (Mutex::new(PoolState::default()), Condvar::new());
         let shared = Arc::new(SharedPool { shape: SHAPE, size: 1, state, changed });
         let refill = Arc::clone(&shared);
-        let thread = threads::spawn("pool", move || refill.refill(|_, _| make())).unwrap();
+        let thread =
+            threads::spawn(ThreadKind::Worker, "pool", move || refill.refill(|_, _| make())).unwrap();
         Pool { shared, thread: Some(thread) }
     }
 

@@ -11,11 +11,15 @@ use crate::config::{Devices, VmConfig};
 use crate::devices::platform::Platform;
 use crate::devices::serial::Serial;
 use crate::devices::virtio::block::Block;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, report};
 use crate::machine::Machine;
+use crate::memory::lazy::faults::Faults;
 use crate::run_control::{Control, Ending, RunState};
+use crate::sandbox;
 use crate::sync::lock;
 
+/// The time that the end of a VM leaves to vCPUs that are blocked on page faults.
+const END_LIMIT: Duration = Duration::from_secs(2);
 /// The highest count of an eventfd (eventfd(2)).
 const MOST: u64 = u64::MAX - 1;
 
@@ -26,6 +30,8 @@ pub(crate) struct SharedMachine {
     /// Locked after all other locks.
     config: Mutex<VmConfig>,
     control: Arc<Control>,
+    /// The page faults that fill the memory, if it is filled on touch.
+    faults: Option<Arc<Faults>>,
     serial: Arc<Mutex<Serial>>,
     /// Locked during work on the whole machine, such as a pause. Locked before any device.
     machine: Mutex<Machine>,
@@ -44,6 +50,7 @@ impl SharedMachine {
         Self {
             config: Mutex::new(config),
             control: Arc::clone(&machine.shell().control),
+            faults: machine.shell().ram.faults().cloned(),
             serial: Arc::clone(&machine.platform().serial),
             disks: machine.platform().disks().values().cloned().collect(),
             machine: Mutex::new(machine),
@@ -158,6 +165,7 @@ impl SharedMachine {
     /// # Errors
     /// [`Error::Crashed`] if the guest crashed.
     pub fn wait_ending(&self) -> Result<Ending> {
+        self.wait_parked();
         let ending = self.control.wait_end();
         self.is_settling.store(true, Ordering::SeqCst);
         lock(&self.machine).settle();
@@ -165,13 +173,28 @@ impl SharedMachine {
         ending
     }
 
-    /// Waits at most `timeout`, otherwise like [`SharedMachine::wait_ending`]. Returns none if the guest has
-    /// not ended.
+    /// Waits at most `timeout` for the guest's end, otherwise like [`SharedMachine::wait_ending`]. Returns
+    /// none if the guest has not ended.
     ///
     /// # Errors
     /// As [`SharedMachine::wait_ending`].
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<Ending>> {
-        self.control.wait_end_for(timeout).then(|| self.wait_ending()).transpose()
+        let has_ended = self.control.wait_end_for(timeout) || self.state() == RunState::Ended;
+        has_ended.then(|| self.wait_ending()).transpose()
+    }
+
+    /// Waits for the guest's end. Releases vCPUs that stay blocked on page faults for [`END_LIMIT`] after it.
+    fn wait_parked(&self) {
+        let Some(faults) = &self.faults else { return };
+        self.control.wait_ended();
+        if !self.control.wait_parked(END_LIMIT) {
+            let why = "the VM ended while a vCPU waited for guest memory";
+            let let_go = faults.let_go_after(Duration::ZERO, why);
+            let _let_go = let_go.inspect_err(|error| {
+                log::warn!("vCPUs blocked on page faults may delay the end of the VM: {}", report(error));
+            });
+            while !self.control.wait_parked(END_LIMIT) {}
+        }
     }
 
     /// Returns a descriptor that becomes readable when the guest ends. It stays readable, although another
@@ -237,6 +260,7 @@ impl SharedMachine {
             }
             RunState::Running => {}
         }
+        sandbox::vm_starts();
         // A resumed device may touch unavailable memory and end the guest before a vCPU runs. The ending
         // tells the cause, because the act during the pause has not failed.
         machine.platform().resume(&self.control)?;

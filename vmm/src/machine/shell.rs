@@ -27,11 +27,7 @@ use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 use crate::run_control::Control;
 use crate::sync::lock;
-use crate::threads;
 use crate::timing::step_done;
-
-/// The time that the end of a VM leaves to vCPUs that are blocked on page faults.
-const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// A change of memory slots that takes longer is logged. It usually takes some ten milliseconds.
 const SLOW_SLOT_CHANGE: Duration = Duration::from_secs(1);
@@ -184,29 +180,13 @@ impl Shell {
         })
     }
 
-    /// Ends the VM if a page fault cannot be resolved. Once the VM has ended, releases vCPUs that stay
-    /// blocked on page faults for [`END_LIMIT`]. Called before the VM runs.
+    /// Ends the VM if a page fault cannot be resolved. Called before the VM runs.
     pub fn end_vm_on_fault_failure(&self) {
         let Some(faults) = self.ram.faults() else { return };
         let control = Arc::downgrade(&self.control);
         faults.when_unreadable(move |why| {
             if let Some(control) = control.upgrade() {
                 control.end(Err(format!("its memory cannot be read: {why}")));
-            }
-        });
-        let (faults, control) = (Arc::downgrade(faults), Arc::downgrade(&self.control));
-        self.control.at_end(move || {
-            let wait = move || {
-                if let (Some(faults), Some(control)) = (faults.upgrade(), control.upgrade())
-                    && !control.wait_parked(END_LIMIT)
-                {
-                    let _let_go = faults
-                        .let_go_after(Duration::ZERO, "the VM ended while a vCPU waited for guest memory");
-                    while !control.wait_parked(END_LIMIT) {}
-                }
-            };
-            if let Err(error) = threads::spawn("end", wait) {
-                log::warn!("vCPUs blocked on page faults may delay the end of the VM: {error}");
             }
         });
     }

@@ -9,6 +9,8 @@ use crate::kvm::exit::VmExit;
 use crate::kvm::vcpu::Vcpu;
 use crate::machine::board::{Board, BoardSlot};
 use crate::run_control::{Control, Ending, Kick, Until};
+use crate::sandbox;
+use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
 
@@ -108,7 +110,7 @@ impl VcpuThread {
             block_signals();
             take_turns(id, &vcpu, (&control, &board), Until::Quit);
         };
-        self.thread = Some(threads::spawn(format_args!("vcpu{id}"), body)?);
+        self.thread = Some(threads::spawn(ThreadKind::Vcpu, format_args!("vcpu{id}"), body)?);
         Ok(())
     }
 }
@@ -123,8 +125,9 @@ pub struct LentVcpu {
 
 impl LentVcpu {
     /// Runs the vCPU on the calling thread until the guest has ended. Restores the thread's signal mask, even
-    /// if a turn panics.
+    /// if a turn panics. The thread's confinement stays.
     pub fn run(self) {
+        sandbox::confine_this_thread(ThreadKind::Vcpu);
         let _blocked = BlockedSignals::new();
         take_turns(0, &self.vcpu, (&self.control, &self.board), Until::GuestEnds);
     }
@@ -165,7 +168,8 @@ impl Drop for VcpuThread {
 /// process without a message if they were blocked. The guest's mask leaves out the kick.
 #[allow(unsafe_code)]
 fn signals_blocked(kick_too: bool) -> libc::sigset_t {
-    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT];
+    let faults =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
     // SAFETY: sigfillset initialises the set before it is changed.
     unsafe {
         let mut set = std::mem::zeroed();

@@ -25,6 +25,7 @@ use crate::memory::prefault::map_in;
 use crate::memory::ram::GuestRam;
 use crate::memory::range::AddressRange;
 use crate::progress::Progress;
+use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
 
@@ -89,7 +90,8 @@ impl FaultHandler for FloorPager {
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| Error::host("make an eventfd", errno))?;
         let stop = Arc::new(stop);
         let (shared, served, until) = (Arc::clone(&self.shared), ServedVm::of(faults), Arc::clone(&stop));
-        let thread = threads::spawn("floor", move || shared.serve_faults(&served, &until))?;
+        let thread =
+            threads::spawn(ThreadKind::Worker, "floor", move || shared.serve_faults(&served, &until))?;
         let number = faults.start();
         lock(&self.threads).insert(number, FaultThread { stop, thread });
         Ok(number)

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::machine::{LentVcpu, Machine};
-use crate::run_control::Ending;
 use crate::threads;
 use crate::vm::Vm;
 
@@ -31,28 +30,29 @@ impl LentVm {
         &self.vm
     }
 
-    /// Runs the first vCPU on the calling thread until the guest ends, and returns how it ended, as
-    /// [`Vm::wait_ending`]. Meanwhile another thread reads ahead what an earlier restore recorded, gives the
-    /// guest 2 ms, takes read leases on the snapshot's files, and calls `beside`. A panic in `beside` goes on
-    /// in the caller.
+    /// Runs the first vCPU on the calling thread until the guest ends. Meanwhile another thread reads ahead
+    /// what an earlier restore recorded, gives the guest 2 ms, takes read leases on the snapshot's files, and
+    /// calls `beside`. Returns its result once both have ended. A panic in `beside` goes on in the caller.
+    ///
+    /// `beside` owns the VM: the VM ends when the last [`Arc`] of it is dropped. [`Vm::wait_ending`] tells
+    /// how the guest ended. If the process is confined ([`crate::sandbox::confine`]), the calling thread is a
+    /// confined vCPU from then on, and the thread of `beside` is not confined.
     ///
     /// # Errors
-    /// The host gives no thread; the guest has not run then. Or as [`Vm::wait_ending`].
-    pub fn run(self, beside: impl FnOnce(&Arc<Vm>) + Send) -> Result<Ending> {
+    /// The host gives no thread; the guest has not run then.
+    pub fn run<T: Send>(self, beside: impl FnOnce(Arc<Vm>) -> T + Send) -> Result<T> {
         let Self { vm, first_vcpu } = self;
         thread::scope(|scope| {
-            let session = threads::spawn_scoped(scope, "session", || {
+            let session = threads::spawn_scoped(scope, "session", move || {
                 vm.prefetch();
                 thread::sleep(GUEST_FIRST);
                 vm.hold_files();
-                beside(&vm);
+                beside(vm)
             })?;
             if let Some(vcpu) = first_vcpu {
                 vcpu.run();
             }
-            let ending = vm.wait_ending();
-            session.join().unwrap_or_else(|panic| resume_unwind(panic));
-            ending
+            Ok(session.join().unwrap_or_else(|panic| resume_unwind(panic)))
         })
     }
 }

@@ -22,6 +22,8 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::config::Overrides;
 use volt_vmm::{Cure, VmShape};
 
+use crate::process::confinement::ConfinementChoice;
+
 pub(crate) mod children;
 pub(crate) mod parent;
 
@@ -39,13 +41,19 @@ pub(crate) fn child_arguments(api_socket: &Path, id: &str) -> [OsString; 5] {
 const LONGEST_MESSAGE: u32 = 1 << 20;
 
 /// The parent's first message.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ChildSetup {
     /// The shape of the parent's VM.
     pub(crate) shape: VmShape,
     pub(crate) overrides: Overrides,
     /// Whether the child's VM stays paused until a client resumes it.
     pub(crate) paused: bool,
+    /// The confinement of the parent.
+    #[serde(default)]
+    pub(crate) confinement: ConfinementChoice,
+    /// Whether the VM has a vsock device.
+    #[serde(default)]
+    pub(crate) has_vsock: bool,
 }
 
 /// A later message of the parent.

@@ -19,7 +19,7 @@ use super::children;
 use super::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
 use crate::failure::Failure;
 use crate::process::fork::child_arguments;
-use crate::process::start;
+use crate::process::{confinement, start};
 
 /// A child to create.
 #[derive(Debug)]
@@ -49,7 +49,14 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<ChildSpec>, paused: bool) -> Result<Vec<
     // The parent holds a socket for each child until it is detached.
     start::allow_descriptors();
     // The children start while the parent captures its VM.
-    let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, VmShape::of(&config), paused));
+    let setup = ChildSetup {
+        shape: VmShape::of(&config),
+        overrides: Overrides::default(),
+        paused,
+        confinement: confinement::chosen(),
+        has_vsock: config.devices.vsock.is_some(),
+    };
+    let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, &setup));
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
     let handover = vm.snapshot_in_memory()?.handover()?;
     for child in &mut children {
@@ -119,7 +126,7 @@ struct Child {
 }
 
 impl Child {
-    fn spawn(wanted: ChildSpec, shape: VmShape, paused: bool) -> Result<Self, Failure> {
+    fn spawn(wanted: ChildSpec, setup: &ChildSetup) -> Result<Self, Failure> {
         let ChildSpec { api_socket, serial, overrides } = wanted;
         let failed = |act: &str, source: io::Error| {
             Failure::child(&api_socket, volt_vmm::problem(&Failure::system(act, source)))
@@ -146,7 +153,7 @@ impl Child {
         })?;
         let (forked, socket) = (forked(process.id()), Some(ForkSocket(near)));
         let mut child = Self { process: Some(process), socket, forked, serial };
-        child.send(&ChildSetup { shape, overrides, paused })?;
+        child.send(&ChildSetup { overrides, ..setup.clone() })?;
         Ok(child)
     }
 

@@ -111,7 +111,8 @@ fn registers_are_read_while_an_idle_device_takes_its_first_turn() {
     end.send(()).unwrap();
     driver.transport.halt();
     let (bus, transport) = bus_with(driver.take_transport());
-    let idle_watcher = IdleWatcher::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
+    let idle_watcher =
+        IdleWatcher::start(vec![Arc::clone(&transport)], &Arc::default(), Control::new()).unwrap();
     is_begun.recv_timeout(LIMIT).unwrap();
     assert_readable(&bus);
     end.send(()).unwrap();
@@ -158,7 +159,8 @@ fn device_that_is_reset_in_its_first_turn_starts_anew() {
     end.send(()).unwrap();
     driver.transport.halt();
     let transport = Arc::new(Mutex::new(driver.take_transport()));
-    let idle_watcher = IdleWatcher::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
+    let idle_watcher =
+        IdleWatcher::start(vec![Arc::clone(&transport)], &Arc::default(), Control::new()).unwrap();
     is_begun.recv_timeout(LIMIT).unwrap();
     let reset = begin_reset(&transport);
     end.send(()).unwrap();
@@ -202,7 +204,8 @@ fn device_that_panics_in_its_first_turn_asks_for_a_reset() {
     driver.transport.halt();
     driver.transport.view.interrupt.reset();
     let transport = Arc::new(Mutex::new(driver.take_transport()));
-    let idle_watcher = IdleWatcher::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
+    let idle_watcher =
+        IdleWatcher::start(vec![Arc::clone(&transport)], &Arc::default(), Control::new()).unwrap();
     wait_until("the driver is told that the device needs a reset", || {
         lock(&transport).view.interrupt.is_reset_needed()
     });

@@ -24,6 +24,7 @@ use super::{DeviceFailed, DeviceIo, NextTurn, VirtioDevice, WakeReason};
 use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
+use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
 
@@ -43,6 +44,8 @@ pub(crate) struct Task {
     /// The features that the driver accepted.
     pub features: u64,
     pub log: Arc<LogLimit>,
+    /// The kind of the device's thread.
+    pub thread: ThreadKind,
 }
 
 /// A started device. Dropping it stops the device.
@@ -126,14 +129,17 @@ impl Worker {
     /// # Errors
     /// The host has no thread or descriptor left. The device stays idle.
     pub(crate) fn start_thread(&mut self) -> Result<()> {
-        let name = match &*lock(&self.idle_slot) {
-            Some(device_loop) if self.thread.is_none() => Arc::clone(&device_loop.task.name),
+        let (name, kind) = match &*lock(&self.idle_slot) {
+            Some(device_loop) if self.thread.is_none() => {
+                let task = &device_loop.task;
+                (Arc::clone(&task.name), task.thread)
+            }
             _ => return Ok(()),
         };
         let failed = |source| Error::host(format!("start the worker of {name}"), source);
         let stop = self.stop.try_clone().map_err(failed)?;
         let idle_slot = Arc::clone(&self.idle_slot);
-        self.thread = Some(threads::spawn(&name, move || work(&idle_slot, &stop))?);
+        self.thread = Some(threads::spawn(kind, &name, move || work(&idle_slot, &stop))?);
         Ok(())
     }
 
@@ -188,7 +194,7 @@ impl Task {
         queues: &mut [VirtQueue],
         act: impl FnOnce(&mut dyn VirtioDevice, &mut DeviceIo<'_>) -> std::result::Result<T, DeviceFailed>,
     ) -> Option<T> {
-        let Self { name, device, ram, view, notify: _, features, log } = self;
+        let Self { name, device, ram, view, notify: _, features, log, thread: _ } = self;
         let interrupt = &view.interrupt;
         let mut io = DeviceIo { ram, queues, interrupt, features: *features, config_changed: false };
         let mut device = lock(device);

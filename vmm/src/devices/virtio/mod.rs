@@ -14,6 +14,7 @@ pub mod device_loop;
 
 use crate::memory::ram::GuestRam;
 use crate::persist::PersistBlob;
+use crate::sandbox::ThreadKind;
 
 pub mod balloon;
 pub mod block;
@@ -30,7 +31,7 @@ pub mod listener;
 mod mirror;
 pub mod net;
 pub mod queue;
-mod registers;
+pub(super) mod registers;
 pub mod rng;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -76,6 +77,11 @@ pub struct DeviceKind {
 pub trait VirtioDevice: PersistBlob + Send + std::fmt::Debug {
     /// The type of the device.
     fn kind(&self) -> DeviceKind;
+
+    /// The kind of the device's thread.
+    fn thread(&self) -> ThreadKind {
+        ThreadKind::Device
+    }
 
     /// The feature bits that the device offers besides [`feature::TRANSPORT`].
     fn features(&self) -> u64 {

@@ -2,7 +2,7 @@
 //! (section 2.1).
 
 /// Offsets of the registers.
-pub(super) mod reg {
+pub(in crate::devices) mod reg {
     pub const MAGIC: u64 = 0x00;
     pub const VERSION: u64 = 0x04;
     pub const DEVICE_ID: u64 = 0x08;

@@ -29,6 +29,7 @@ use crate::devices::{BusRange, Device};
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist};
+use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 
 /// Length of a device's range of guest physical addresses.
@@ -42,6 +43,8 @@ pub struct Transport {
     // Configuration.
     name: Arc<str>,
     kind: DeviceKind,
+    /// The kind of its worker's thread.
+    thread: ThreadKind,
     // Glue.
     ram: GuestRam,
     notify: Arc<EventFd>,
@@ -93,13 +96,14 @@ impl Transport {
     /// The host has no descriptor left.
     pub(crate) fn new(name: &str, device: Arc<Mutex<dyn VirtioDevice>>, ram: GuestRam) -> Result<Self> {
         let notify = EventFd::new(EFD_NONBLOCK).map_err(|source| Error::host("make an eventfd", source))?;
-        let (view, kind, offered) = {
+        let (view, kind, thread, offered) = {
             let device = lock(&device);
-            (View::new(&*device)?, device.kind(), offered_by(&*device))
+            (View::new(&*device)?, device.kind(), device.thread(), offered_by(&*device))
         };
         Ok(Self {
             name: name.into(),
             kind,
+            thread,
             ram,
             notify: Arc::new(notify),
             worker: None,
@@ -212,6 +216,7 @@ impl Transport {
             notify: Arc::clone(&self.notify),
             features: self.registers.features,
             log: Arc::clone(&self.log),
+            thread: self.thread,
         };
         let ready = self.queues.iter().map(|queue| queue.ring.ready()).collect();
         match begin(task, std::mem::take(&mut self.queues)) {
@@ -462,6 +467,7 @@ impl Persist for Transport {
         let Self {
             name,
             kind: _,
+            thread: _,
             ram: _,
             notify: _,
             worker,

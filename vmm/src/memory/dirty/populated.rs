@@ -1,7 +1,6 @@
 //! Finds the pages of guest memory that may hold data: those with data in the base, and the guest's private
 //! pages. All others are zero, and reading them would only allocate memory.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
@@ -10,6 +9,7 @@ use crate::memory::PAGE;
 use crate::memory::files::data::data_ranges;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
+use crate::sandbox::process;
 
 const PAGEMAP: &str = "/proc/self/pagemap";
 /// Bits of an entry of `/proc/pid/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
@@ -77,7 +77,7 @@ fn add_private(ram: &GuestRam, to: &mut PageSet) -> io::Result<()> {
 
 /// Adds the pages of the first `bytes` whose pagemap entry satisfies `is_one`.
 fn add_where(ram: &GuestRam, bytes: u64, is_one: impl Fn(u64) -> bool, to: &mut PageSet) -> io::Result<()> {
-    let pagemap = File::open(PAGEMAP)?;
+    let pagemap = process::pagemap()?;
     let mut buffer = vec![0; ENTRIES * 8];
     let first = ram.host_address_of(0) as u64 / PAGE;
     let pages = bytes / PAGE;

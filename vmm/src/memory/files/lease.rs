@@ -29,6 +29,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::sealing::own_description;
 use crate::error::{Error, Result, report};
+use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
 
@@ -173,7 +174,7 @@ impl Lease {
                 );
             }
         };
-        let thread = threads::spawn("lease", body)?;
+        let thread = threads::spawn(ThreadKind::Worker, "lease", body)?;
         Ok(Self { shared, stop, thread: Some(thread) })
     }
 

@@ -45,6 +45,7 @@ use crate::memory::files::sealing::read_only;
 use crate::memory::lazy::faults::{FaultHandler, Fetched};
 use crate::memory::range::AddressRange;
 use crate::progress::Progress;
+use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
 
@@ -324,9 +325,10 @@ impl ServiceState {
         let (shared, is_first) = (Arc::clone(self), threads.running.is_empty());
         // Counted before it runs, so that a second fault does not start another.
         self.idle.fetch_add(1, Ordering::Relaxed);
-        let thread = threads::spawn("pager", move || shared.run(is_first)).inspect_err(|_| {
-            self.idle.fetch_sub(1, Ordering::Relaxed);
-        })?;
+        let thread =
+            threads::spawn(ThreadKind::Pager, "pager", move || shared.run(is_first)).inspect_err(|_| {
+                self.idle.fetch_sub(1, Ordering::Relaxed);
+            })?;
         threads.running.push(thread);
         Ok(())
     }

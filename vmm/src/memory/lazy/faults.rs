@@ -27,6 +27,7 @@ use crate::memory::lazy::known_pages::KnownPages;
 use crate::memory::lazy::prefetch::{PageRanges, Reading};
 use crate::memory::range::AddressRange;
 use crate::progress::Progress;
+use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
 
@@ -338,7 +339,7 @@ impl Faults {
                 wait = LOOK;
             }
         };
-        let thread = threads::spawn("let-go", wait)?;
+        let thread = threads::spawn(ThreadKind::Worker, "let-go", wait)?;
         Ok(FaultDeadline { over, thread: Some(thread) })
     }
 }

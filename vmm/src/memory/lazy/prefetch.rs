@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, report};
 use crate::memory::PAGE;
+use crate::sandbox::ThreadKind;
 use crate::threads;
 
 /// Disjoint ranges of offsets, in whole pages.
@@ -111,6 +112,6 @@ pub(crate) fn ahead(
         }
         steps.progress.is_over.store(true, Ordering::Release);
     };
-    threads::spawn("prefetch", work)?;
+    threads::spawn(ThreadKind::Pager, "prefetch", work)?;
     Ok(progress)
 }

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::page_set::PageSet;
+use crate::sandbox::ThreadKind;
 use crate::snapshot::format::working_set::{WorkingSet, WorkingSetFile};
 use crate::sync::{lock, wait_while};
 use crate::threads;
@@ -260,7 +261,7 @@ impl Recording {
             lock(&noted.inner).outcome = Some(outcome);
             noted.changed.notify_all();
         };
-        let thread = threads::spawn("record", work)?;
+        let thread = threads::spawn(ThreadKind::Worker, "record", work)?;
         Ok(Self { notes, thread: Some(thread) })
     }
 

@@ -25,6 +25,7 @@ use crate::devices::virtio::limiter::RateLimiter;
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
+use crate::sandbox::ThreadKind;
 
 mod bits;
 mod bounce;
@@ -298,6 +299,10 @@ impl Block {
 impl VirtioDevice for Block {
     fn kind(&self) -> DeviceKind {
         DeviceKind { id: 2, queues: &[QUEUE] }
+    }
+
+    fn thread(&self) -> ThreadKind {
+        ThreadKind::Block
     }
 
     fn features(&self) -> u64 {

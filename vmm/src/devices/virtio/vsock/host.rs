@@ -5,25 +5,36 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use crate::config::SocketPath;
-use crate::devices::virtio::listener::{Listener, connect_to_file};
-use crate::error::Result;
+use crate::devices::virtio::listener::Listener;
+use crate::error::{Error, Result};
+use crate::sandbox::opener;
+use crate::sockets::connect_to_file;
 
 /// The socket where host programs connect to the guest.
 #[derive(Debug)]
-pub(super) struct HostSocket(Listener);
+pub(super) struct HostSocket {
+    listener: Listener,
+    /// The path's number at the opener, if the process has one.
+    opener: Option<usize>,
+}
 
 impl HostSocket {
     /// Listens at `path`, in place of an abandoned socket file.
     ///
     /// # Errors
-    /// Another file has the name, another process listens there, or the directory is closed to this user.
+    /// Another file has the name, another process listens there, or the directory is closed to this user. Or
+    /// the opener takes no more paths.
     pub fn listen(path: &SocketPath) -> Result<Self> {
-        Listener::open("listen at vsock socket", path).map(Self)
+        let listener = Listener::open("listen at vsock socket", path)?;
+        let allow = || opener::allow(path.directory(), path.as_path());
+        let opener = opener::is_running().then(allow).transpose();
+        let opener = opener.map_err(|source| Error::file("allow connections beside", path, source))?;
+        Ok(Self { listener, opener })
     }
 
     /// Accepts the next host program, if one waits.
     pub fn accept(&self) -> io::Result<Option<UnixStream>> {
-        self.0.accept()
+        self.listener.accept()
     }
 
     /// Connects to the program that listens for the guest at `port`, unless its queue is full.
@@ -31,13 +42,17 @@ impl HostSocket {
     /// # Errors
     /// As [`connect_to_file`].
     pub fn connect(&self, port: u32) -> io::Result<UnixStream> {
-        connect_to_file(&self.0.path().with_suffix(format!("_{port}")))
+        if let Some(number) = self.opener {
+            return opener::connect(number, port);
+        }
+        let path = self.listener.path().with_suffix(format!("_{port}"));
+        connect_to_file(path.directory(), path.as_path())
     }
 }
 
 impl AsFd for HostSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.listener.as_fd()
     }
 }
 

@@ -1,0 +1,99 @@
+//! The process of a VM confines itself before the guest runs.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use volt_tests::{Boot, Guest, Scratch, needs};
+
+/// Returns a field of `/proc/PID/task/*/status` by thread (proc(5)).
+fn of_threads(guest: &Guest, field: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for task in fs::read_dir(format!("/proc/{}/task", guest.pid())).unwrap() {
+        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
+        let value =
+            |field: &str| status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
+        if let (Some(name), Some(value)) = (value("Name"), value(field)) {
+            found.push((name.to_owned(), value.to_owned()));
+        }
+    }
+    found
+}
+
+/// Returns the threads of the guest that have a filter of their own, besides those that this test has.
+fn filtered(guest: &Guest) -> Vec<String> {
+    const FILTERS: &str = "Seccomp_filters"; // Linux 5.9
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let own = own.lines().find_map(|line| line.strip_prefix(FILTERS)?.strip_prefix(":\t"));
+    let threads = of_threads(guest, FILTERS).into_iter();
+    threads.filter(|(_, filters)| Some(&**filters) != own).map(|(name, _)| name).collect()
+}
+
+fn running(more: &[&str]) -> Guest {
+    let mut guest = Boot::small("count").vcpus(2).device(["--rng"]).device(more.iter().copied()).start();
+    guest.next_number("count");
+    guest
+}
+
+/// A filter for each kind of thread that allows all calls but `forbidden` to vCPUs.
+fn filters_without(forbidden: &str) -> Value {
+    let all = json!({"mismatch_action": "allow", "match_action": "trap", "filter": [{"syscall": "reboot"}]});
+    let vcpu =
+        json!({"mismatch_action": "allow", "match_action": "trap", "filter": [{"syscall": forbidden}]});
+    json!({"vcpu": vcpu, "device": all, "block": all, "starter": all, "pager": all, "opener": all})
+}
+
+#[test]
+fn threads_that_a_guest_reaches_are_filtered_and_gain_no_privileges() {
+    needs!(kvm);
+    let guest = running(&[]);
+    let snapshot = guest.snapshot();
+    let mut clone = snapshot.restore();
+    clone.next_number("count");
+    for (guest, first_vcpu) in [(&guest, "volt-vcpu0"), (&clone, "volt-vmm")] {
+        let filtered = filtered(guest);
+        for thread in [first_vcpu, "volt-vcpu1", "volt-devices"] {
+            assert!(filtered.iter().any(|name| name == thread), "{thread}: {filtered:?}");
+        }
+        assert!(of_threads(guest, "NoNewPrivs").iter().all(|(_, set)| set == "1"));
+    }
+}
+
+#[test]
+fn options_leave_out_the_filters_or_the_whole_confinement() {
+    needs!(kvm);
+    let guest = running(&["--no-seccomp"]);
+    assert_eq!(filtered(&guest), [""; 0]);
+    assert!(of_threads(&guest, "NoNewPrivs").iter().all(|(_, set)| set == "1"));
+    let guest = running(&["--confine", "off"]);
+    assert_eq!(filtered(&guest), [""; 0]);
+    assert!(of_threads(&guest, "NoNewPrivs").iter().all(|(_, set)| set == "0"));
+    let mut clone = guest.snapshot().restore_as(&["--no-seccomp"]);
+    clone.next_number("count");
+    assert_eq!(filtered(&clone), [""; 0]);
+}
+
+#[test]
+fn forbidden_call_ends_the_process_and_is_named() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let file = scratch.path("filters.json");
+    fs::write(&file, filters_without("ioctl").to_string()).unwrap();
+    let file = file.to_str().unwrap();
+    let outcome = Boot::small("count").device(["--seccomp-filter", file]).outcome();
+    outcome.failed_with(&["thread volt-vcpu0 ", "its seccomp filter forbids: ioctl(0x", ", 0xae80, "]);
+    assert_eq!(outcome.status, 6, "{outcome:?}");
+}
+
+#[test]
+fn file_of_filters_that_lacks_a_kind_is_refused() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let file = scratch.path("filters.json");
+    let mut filters = filters_without("reboot");
+    filters.as_object_mut().unwrap().remove("block");
+    fs::write(&file, filters.to_string()).unwrap();
+    let given = ["--seccomp-filter", file.to_str().unwrap()];
+    Boot::small("count").device(given).outcome().refused(&["no filter for threads of kind block"]);
+    let given = ["--seccomp-filter", "/no/such/file"];
+    Boot::small("count").device(given).outcome().refused(&["/no/such/file", "read seccomp filters"]);
+}

@@ -1,0 +1,41 @@
+//! Confinement of the whole process that needs no filter.
+
+use std::fs::File;
+use std::io;
+use std::sync::OnceLock;
+
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+
+use crate::error::{Error, Result};
+
+/// The process's own page map, opened while it may still be.
+static PAGEMAP: OnceLock<File> = OnceLock::new();
+const PAGEMAP_PATH: &str = "/proc/self/pagemap";
+
+/// Keeps other processes of the user from reading this one's memory and files (`PR_SET_DUMPABLE`), and the
+/// kernel from writing it to a core file. The process and its children cannot gain privileges
+/// (`no_new_privs`) and pass on none of theirs (ambient capabilities).
+///
+/// # Errors
+/// [`Error::Host`] if the kernel refuses.
+pub(super) fn harden() -> Result<()> {
+    let refused = |act: &'static str| move |source: rustix::io::Errno| Error::host(act, source);
+    // Without CAP_DAC_OVERRIDE, a process that is not dumpable may not open it.
+    if let Ok(file) = File::open(PAGEMAP_PATH) {
+        let _ = PAGEMAP.set(file);
+    }
+    rustix::thread::set_no_new_privs(true).map_err(refused("set no_new_privs"))?;
+    // A kernel older than 4.3 has none.
+    let _ = rustix::thread::clear_ambient_capability_set();
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(refused("make the process not dumpable"))?;
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    setrlimit(Resource::Core, none).map_err(refused("forbid core files"))
+}
+
+/// Opens the page map of this process.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn pagemap() -> io::Result<File> {
+    PAGEMAP.get().map_or_else(|| File::open(PAGEMAP_PATH), File::try_clone)
+}
