@@ -57,6 +57,10 @@ pub struct VmConfig {
     /// Location of the interrupt controllers.
     #[serde(default)]
     pub irqchip: IrqchipKind,
+    /// VMGENID and VMClock: a restore, a fork or a rewind gives the guest a new generation id, at which its
+    /// kernel reseeds its random numbers.
+    #[serde(default = "yes")]
+    pub vmgenid: bool,
     /// Virtio devices.
     #[serde(default, skip_serializing_if = "Devices::is_none")]
     pub devices: Devices,
@@ -75,6 +79,10 @@ pub struct BootConfig {
     /// Kernel command line.
     #[serde(default = "default_cmdline")]
     pub cmdline: String,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn one() -> u8 {
@@ -99,6 +107,7 @@ impl VmConfig {
             vcpus: one(),
             memory_mib: default_memory_mib(),
             irqchip: IrqchipKind::default(),
+            vmgenid: yes(),
             devices: Devices::default(),
         }
     }
