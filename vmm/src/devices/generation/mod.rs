@@ -22,7 +22,7 @@ use volt_kernel::layout::{GENERATION_ID, HIMEM, VM_CLOCK};
 use super::lines::InterruptLine;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::own_writes::presence;
+use crate::memory::overwrite::overwrite_page;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 use vm_clock::{Disruption, VmClock};
@@ -82,23 +82,21 @@ impl Generation {
     /// Writes a new id and a new VMClock, whose sequence is odd meanwhile.
     fn write_new(&mut self) -> Result<()> {
         let RandomValues { id, disruption } = RandomValues::draw()?;
-        let memory = self.ram.guest();
-        // Otherwise an unavailable page would be a signal to this thread.
-        if let Some(presence) = presence(memory)
-            && presence.ensure(GENERATION_ID, 2 * PAGE).is_err()
-        {
-            return Err(unwritable(std::io::Error::other("the page is unavailable")));
-        }
-        let write = |bytes: &[u8], at| {
-            let written = memory.write_slice(bytes, GuestAddress(at));
-            written.map_err(|error| unwritable(std::io::Error::other(error)))
-        };
-        write(&id, GENERATION_ID)?;
+        self.overwrite(GENERATION_ID, &id)?;
         let [changing, changed] = [1, 2].map(|more| self.sequence.wrapping_add(more));
-        write(&VmClock::new(changing, disruption).to_bytes(), VM_CLOCK)?;
-        write(&changed.to_le_bytes(), VM_CLOCK + VmClock::SEQUENCE)?;
+        self.overwrite(VM_CLOCK, &VmClock::new(changing, disruption).to_bytes())?;
+        let sequence = GuestAddress(VM_CLOCK + VmClock::SEQUENCE);
+        let written = self.ram.guest().write_slice(&changed.to_le_bytes(), sequence);
+        written.map_err(|error| unwritable(std::io::Error::other(error)))?;
         self.sequence = changed;
         Ok(())
+    }
+
+    /// Replaces a page by `start` and zeros.
+    fn overwrite(&self, at: u64, start: &[u8]) -> Result<()> {
+        let mut page = [0; PAGE as usize];
+        page[..start.len()].copy_from_slice(start);
+        overwrite_page(&self.ram, at, &page).map_err(unwritable)
     }
 }
 
