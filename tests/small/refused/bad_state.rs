@@ -97,8 +97,8 @@ fn flipped_bit_is_refused() {
 fn newer_version_is_named() {
     needs!(kvm);
     let snapshot = snapshot();
-    snapshot.edit(|state| state["version"] = 4.into());
-    refused(&snapshot, &["format version 4", "newer volt-vmm"]);
+    snapshot.edit(|state| state["version"] = 5.into());
+    refused(&snapshot, &["format version 5", "newer volt-vmm"]);
     snapshot.edit(|state| state["version"] = 2.into());
     opened(&snapshot).unwrap();
     snapshot.edit(|state| state["arch"] = "aarch64".into());
