@@ -59,7 +59,7 @@ mod threads;
 mod timing;
 mod vm;
 
-pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib, parse_size};
+pub use config::{BootConfig, ClockMode, FileRef, IrqchipKind, VmConfig, parse_memory_mib, parse_size};
 pub use console::Console;
 pub use devices::virtio::balloon::{Hinting, Statistics as BalloonStatistics};
 #[cfg(feature = "fuzzing")]

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Invalid, Result};
 
+pub mod clock_mode;
 pub mod devices;
 pub mod disk_content;
 pub mod irqchip;
@@ -27,6 +28,7 @@ pub(crate) mod sharing;
 pub mod size;
 pub mod socket_path;
 
+pub use clock_mode::ClockMode;
 pub use devices::Devices;
 pub use disk_content::DiskContent;
 pub use irqchip::IrqchipKind;

@@ -20,7 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use volt_kernel::{NamedFile, Payload};
 
-use crate::config::{FileRef, VmConfig};
+use crate::config::{ClockMode, FileRef, VmConfig};
 use crate::console::Console;
 use crate::devices::platform::{Buses, Platform};
 use crate::devices::virtio_slots;
@@ -109,6 +109,11 @@ impl Machine {
             Some(boot_vcpu) => lock(&boot_vcpu.vcpu).set_entry(&entry),
             None => Err(Error::config("vcpus", "a machine without a vCPU cannot boot")),
         }
+    }
+
+    /// Chooses how restores and rewinds treat the time since the snapshot.
+    pub(crate) fn set_clock_mode(&mut self, mode: ClockMode) {
+        self.clock.set_mode(mode);
     }
 
     /// Checks that [`Machine::rewind`] can reset every disk.
@@ -216,14 +221,13 @@ impl Persist for Machine {
             );
             return Err(Error::config("vcpus", problem));
         }
-        self.shell.restore_vcpus(vcpus)?;
+        let skipped = self.clock.begin_restore(clock)?;
+        self.shell.restore_vcpus(vcpus, skipped)?;
         step_done("vCPU state");
         self.irqchip.restore(irqchip)?;
         step_done("irqchip");
         self.clock.restore(clock)?;
         step_done("clock");
-        self.platform.restore(devices)?;
-        step_done("device state");
-        Ok(())
+        self.platform.restore(devices)
     }
 }

@@ -274,6 +274,7 @@ impl Snapshot {
         let shell = shell(pooled, shape, backing, first)?;
         shell.end_vm_on_fault_failure();
         let mut machine = Machine::new(shell, &config, options.console)?;
+        machine.set_clock_mode(options.clock);
         config.devices.release_checked();
         self.layers.check(&self.metadata.layers, &machine)?;
         let (then, recorded) = (&self.metadata.disks, &self.config.devices.disks);
