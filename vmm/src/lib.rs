@@ -36,6 +36,7 @@ mod console;
 mod devices;
 pub mod doctor;
 mod error;
+mod holders;
 #[cfg(any(feature = "internal", test))]
 #[doc(hidden)]
 pub mod internal;
