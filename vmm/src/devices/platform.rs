@@ -32,6 +32,7 @@ use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist, PersistBlob};
 use crate::run_control::Control;
 use crate::sync::lock;
+use crate::timing::step_done;
 
 const COM1: BusRange = BusRange { base: 0x3f8, len: 8, gsi: Some(4) };
 /// Port 0x61 in the middle is the PIT's gate. The kernel answers it on machines with a PIT.
@@ -295,8 +296,10 @@ impl Persist for Platform {
         for (name, (_, device)) in all.into_iter().flatten() {
             lock(device).restore_blob(name, state_of(name)?)?;
         }
+        step_done("device state");
         if let Some(generation) = &mut self.generation {
             generation.restore_blob(generation::NAME, state_of(generation::NAME)?)?;
+            step_done("generation");
         }
         let known = |name: &str| {
             all.iter().any(|devices| devices.contains_key(name))
