@@ -34,9 +34,8 @@ fn dispatch(name: &str, rest: &str) -> Outcome {
         "random" => random(),
         "entropy" => randomness::entropy(),
         "draw" => randomness::draw(),
-        "drawn" => words(rest).and_then(|[from, step, count]| {
-            randomness::drawn(number(from, "FROM")?, number(step, "STEP")?, number(count, "COUNT")?)
-        }),
+        "drawn" => words(rest)
+            .and_then(|[from, count]| randomness::drawn(number(from, "FROM")?, number(count, "COUNT")?)),
         "watch-reseeds" => randomness::watch_reseeds(),
         // Files and programs.
         "write" => write(rest),

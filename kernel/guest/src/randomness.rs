@@ -11,7 +11,7 @@ use crate::outcome::Outcome;
 use crate::sleepers::in_background;
 use crate::system;
 
-/// Numbers that a processor's thread keeps: the latest ones.
+/// Numbers that the thread keeps: the latest ones.
 const KEPT: usize = 1 << 20;
 /// Bytes of the numbers of `entropy`.
 const LENGTH: usize = 32;
@@ -24,23 +24,18 @@ struct Draw {
 }
 
 static DRAWING: AtomicBool = AtomicBool::new(false);
-static THREADS: Mutex<Vec<JoinHandle<Vec<Draw>>>> = Mutex::new(Vec::new());
-/// The numbers of each processor, once `drawn` has ended the threads.
-static DRAWN: Mutex<Vec<Vec<Draw>>> = Mutex::new(Vec::new());
+static THREAD: Mutex<Option<JoinHandle<Vec<Draw>>>> = Mutex::new(None);
 
-/// `draw`: starts a thread for each processor, which draws numbers of eight bytes with getrandom(2) until
-/// `drawn`.
+/// `draw`: starts a thread on the last processor, which draws numbers of eight bytes with getrandom(2) until
+/// `drawn`. The first processor takes the interrupts of devices.
 pub(crate) fn draw() -> Outcome {
     if DRAWING.swap(true, Ordering::SeqCst) {
         return Err("drawing already".to_owned());
     }
-    let start = |processor| {
-        let thread = std::thread::Builder::new().spawn(move || draw_on(processor));
-        thread.map_err(|error| format!("cannot start a thread: {error}"))
-    };
-    let threads = (0..system::online_processors()).map(start).collect::<Result<_, _>>()?;
-    lock(&DRAWN).clear();
-    *lock(&THREADS) = threads;
+    let last = system::online_processors() - 1;
+    let thread = std::thread::Builder::new().spawn(move || draw_on(last));
+    let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+    *lock(&THREAD) = Some(thread);
     Ok(())
 }
 
@@ -60,25 +55,20 @@ fn draw_on(processor: usize) -> Vec<Draw> {
     draws
 }
 
-/// `drawn FROM STEP COUNT`: ends `draw`. Of each processor's numbers whose TSC is not below FROM, prints every
-/// STEPth, COUNT in all, as `drawn PROCESSOR INDEX TSC NUMBER`, and the last one as `last PROCESSOR NUMBER`.
-pub(crate) fn drawn(from: u64, step: u64, count: u64) -> Outcome {
-    let mut drawn = lock(&DRAWN);
+/// `drawn FROM COUNT`: ends `draw`. Prints the first COUNT numbers whose TSC is not below FROM, as `drawn TSC
+/// NUMBER`, and the last one as `last NUMBER`.
+pub(crate) fn drawn(from: u64, count: u64) -> Outcome {
     DRAWING.store(false, Ordering::SeqCst);
-    for thread in lock(&THREADS).drain(..) {
-        drawn.push(thread.join().map_err(|_| "a drawing thread panicked")?);
+    let thread = lock(&THREAD).take().ok_or("not drawing")?;
+    let draws = thread.join().map_err(|_| "the drawing thread panicked")?;
+    if draws.first().is_none_or(|first| first.tsc >= from) {
+        return Err(format!("the numbers around {from} were dropped"));
     }
-    for (processor, draws) in drawn.iter().enumerate() {
-        if draws.first().is_none_or(|first| first.tsc >= from) {
-            return Err(format!("processor {processor} no longer has the numbers around {from}"));
-        }
-        let after = draws.iter().filter(|draw| draw.tsc >= from).enumerate();
-        for (index, Draw { tsc, number }) in after.step_by(step as usize).take(count as usize) {
-            console::line(&format!("drawn {processor} {index} {tsc} {number:016x}"));
-        }
-        let last = draws.last().map_or(0, |draw| draw.number);
-        console::line(&format!("last {processor} {last:016x}"));
+    for Draw { tsc, number } in draws.iter().filter(|draw| draw.tsc >= from).take(count as usize) {
+        console::line(&format!("drawn {tsc} {number:016x}"));
     }
+    let last = draws.last().map_or(0, |draw| draw.number);
+    console::line(&format!("last {last:016x}"));
     Ok(())
 }
 
