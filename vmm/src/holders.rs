@@ -53,7 +53,8 @@ mod tests {
 
     #[test]
     fn holder_of_a_lock_is_found_and_an_unlocked_file_has_none() {
-        let path = ScratchDir::new().join("file");
+        let scratch = ScratchDir::new();
+        let path = scratch.join("file");
         let [held, other] = [(); 2].map(|()| File::create(&path).unwrap());
         assert_eq!(of_lock(&other), None);
         rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();

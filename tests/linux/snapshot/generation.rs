@@ -108,6 +108,10 @@ impl Drawn {
         let mut clone = snapshot.restore();
         if has_device {
             clone.wait_for("reseeded").wait_for("urandom ");
+        } else {
+            // The first order may come before the thread draws at all.
+            clone.order("sleep 500");
+            clone.wait_for("slept 500");
         }
         let answer = clone.order(&format!("drawn {from} {COMPARED}"));
         let first = answer.iter().filter_map(|line| line.strip_prefix("drawn ")?.split_once(' '));
