@@ -8,7 +8,7 @@ use std::process::Command;
 
 const GUEST: &str = "../tests/guests";
 /// The small guest of the tests, beside its entry.
-const SMALL_GUEST: [&str; 10] = [
+const SMALL_GUEST: [&str; 11] = [
     "guest.c",
     "random.c",
     "disk.c",
@@ -19,6 +19,7 @@ const SMALL_GUEST: [&str; 10] = [
     "ioapic.c",
     "time.c",
     "pair.c",
+    "generation.c",
 ];
 const PROGRAMS: &str = "programs";
 const KERNEL_HEADERS: &str = "/usr/include/x86_64-linux-gnu";

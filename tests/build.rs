@@ -8,10 +8,11 @@ const FLAGS: &str = "-O1 -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-pie 
                      -Wl,-T,guest.ld -Wl,--build-id=none -Wl,-z,max-page-size=4096";
 
 /// Sources of the guest: the entry first, then a file for each device's behaviours.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "entry.S",
     "guest.c",
     "random.c",
+    "generation.c",
     "disk.c",
     "records.c",
     "net.c",

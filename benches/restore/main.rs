@@ -1,12 +1,13 @@
 //! How long a restore takes, beside its floor. See [`Options`].
 //!
 //! `subject` makes the snapshots, `digest` turns one into what the floor (`programs/floor.c`) takes,
-//! `whole`, `devices`, `library` and `resident` measure, `report` writes it down.
+//! `whole`, `devices`, `generation`, `library` and `resident` measure, `report` writes it down.
 
 mod contender;
 mod devices;
 mod digest;
 mod floor;
+mod generation;
 mod library;
 mod options;
 mod report;
@@ -56,6 +57,10 @@ fn run(options: &Options) -> Result<()> {
     if options.only.has(&Part::Devices) {
         eprintln!("measuring what devices cost");
         report.devices(&devices::measure(&volt_vmm, &scratch, options.runs, pause)?);
+    }
+    if options.only.has(&Part::Generation) {
+        eprintln!("measuring what a new generation costs");
+        report.generation(&generation::measure(&volt_vmm, &scratch, options.runs, pause)?);
     }
     if options.only.has(&Part::Library) {
         eprintln!("measuring the library");

@@ -57,6 +57,7 @@ pub struct Options {
 pub enum Part {
     Whole,
     Devices,
+    Generation,
     Library,
     Resident,
 }

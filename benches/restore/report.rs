@@ -70,6 +70,17 @@ impl Report {
         self.say(&steps.to_string());
     }
 
+    /// The same guest with VMGENID and without.
+    pub fn generation(&mut self, table: &Table) {
+        self.say(
+            "### Cost of a new generation\n\nTimes from the call on an open `Snapshot` to the guest's \
+            first byte, 128 MiB, and of the step that writes the generation id and VMClock and \
+            interrupts the guest. Packed memory (lz4) is filled on touch, and no VM has touched it \
+            before.\n",
+        );
+        self.say(&table.to_string());
+    }
+
     /// Call to first byte, and the steps.
     pub fn library(&mut self, (totals, chart): &(Table, Chart), details: &[(u64, Table)]) {
         self.say(

@@ -1,15 +1,17 @@
 //! The layout of guest physical memory. All addresses and sizes are in bytes.
 //!
 //! ```text
-//! 0x500      GDT                       0x9000    page tables (64-bit entry)
-//! 0x5ff0     boot stack, downwards     0x20000   command line
-//! 0x6000     PVH start info, modules   0x9fc00   end of usable low memory
-//! 0x7000     PVH memory map            0xe0000   ACPI: RSDP, then the tables
-//! 0x8000     zero page (boot_params)   0x100000  kernel from here on; initrd as high as possible
+//! 0x500      GDT                       0x20000   command line
+//! 0x5ff0     boot stack, downwards     0x9fc00   end of usable low memory
+//! 0x6000     PVH start info, modules   0xe0000   ACPI: RSDP, then the tables
+//! 0x7000     PVH memory map            0xfe000   generation id
+//! 0x8000     zero page (boot_params)   0xff000   VMClock
+//! 0x9000     page tables               0x100000  kernel from here on; initrd as high as possible
 //! ```
 //!
 //! Structures that the kernel reads only while it boots lie in RAM that it may use afterwards. The memory map
-//! reserves the MP table, at the end of usable low memory, and the ACPI tables.
+//! reserves the rest: the MP table, at the end of usable low memory, the ACPI tables, and the two pages that
+//! the host writes while the guest exists.
 
 /// Global descriptor table.
 pub const GDT: u64 = 0x500;
@@ -38,8 +40,12 @@ pub const LOW_RAM_END: u64 = 0x9_fc00;
 pub const MP_TABLE: u64 = LOW_RAM_END;
 /// RSDP, on a 16-byte boundary of the range that a guest scans for it (ACPI 6.5 section 5.2.5.1).
 pub const RSDP: u64 = 0xe_0000;
-/// The other ACPI tables, up to [`HIMEM`].
+/// The other ACPI tables, up to [`GENERATION_ID`].
 pub const ACPI_TABLES: u64 = RSDP + 0x40;
+/// The VM's generation id, in a page without other data.
+pub const GENERATION_ID: u64 = 0xf_e000;
+/// VMClock's page. It has no other data, because a guest's kernel maps it into programs.
+pub const VM_CLOCK: u64 = 0xf_f000;
 /// 1 MiB, from where kernels load.
 pub const HIMEM: u64 = 0x10_0000;
 /// End of RAM below 4 GiB; devices lie from here to [`MMIO_HOLE_END`].

@@ -396,6 +396,8 @@ void guest_main(struct start_info *info)
         stopped();
     } else if (behaviour("tsc")) {
         tell_tsc();
+    } else if (behaviour("generation")) {
+        tell_generation();
     } else if (behaviour("random")) {
         random_numbers();
     } else if (behaviour("disk")) {

@@ -20,6 +20,7 @@ void ioapic_pending(void);
 void pair(void);
 void stopped(void);
 void tell_tsc(void);
+void tell_generation(void);
 
 static inline void expect(const char *what, u64 where, u64 found, u64 right)
 {

@@ -78,6 +78,19 @@ pub fn generations() -> usize {
     given.map_or(10, |given| given.parse().expect("VOLT_GENERATIONS is a number"))
 }
 
+/// Returns the number of clones of each kind in a test: 5, or half of `VOLT_GENERATIONS`.
+#[must_use]
+pub fn clones() -> usize {
+    generations() / 2
+}
+
+/// Returns a raw memory file with zeros for the generation id and VMClock. These pages differ in every clone.
+#[must_use]
+pub fn without_generation(mut memory: Vec<u8>) -> Vec<u8> {
+    memory[0xf_e000..0x10_0000].fill(0);
+    memory
+}
+
 /// The small guest, as a file. It is part of this executable, so that the lab needs no other.
 #[must_use]
 pub fn small_guest() -> PathBuf {

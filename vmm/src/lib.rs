@@ -36,6 +36,7 @@ mod console;
 mod devices;
 pub mod doctor;
 mod error;
+mod holders;
 #[cfg(any(feature = "internal", test))]
 #[doc(hidden)]
 pub mod internal;
@@ -61,7 +62,7 @@ mod threads;
 mod timing;
 mod vm;
 
-pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib, parse_size};
+pub use config::{BootConfig, ClockMode, FileRef, IrqchipKind, VmConfig, parse_memory_mib, parse_size};
 pub use console::Console;
 pub use devices::virtio::balloon::{Hinting, Statistics as BalloonStatistics};
 #[cfg(feature = "fuzzing")]

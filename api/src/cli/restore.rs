@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use volt_vmm::RestoreOptions;
+use volt_vmm::{ClockMode, RestoreOptions};
 
 use super::Outcome;
 use super::confine::ConfineArgs;
@@ -34,6 +34,10 @@ pub(crate) struct Restore {
     #[command(flatten)]
     pub(super) working_set: WorkingSetArgs,
 
+    /// Guest time: continue from the snapshot, or jump by the time since (realtime)
+    #[arg(long, value_name = "continue|realtime", default_value_t)]
+    pub(super) clock: ClockMode,
+
     /// Leave the guest paused until a client of the API resumes it
     #[arg(long, requires = "api_socket")]
     pub(super) paused: bool,
@@ -55,6 +59,7 @@ impl Restore {
             allowed: Vec::new(),
             unpack: UnpackArgs::default(),
             working_set: WorkingSetArgs::default(),
+            clock: ClockMode::default(),
             paused: false,
             api_socket,
             confine: ConfineArgs::default(),
@@ -68,6 +73,7 @@ impl Restore {
             .overrides(self.overrides.into())
             .allowed(self.allowed)
             .unpack(self.unpack.unpack()?)
+            .clock(self.clock)
             .prefetch(!self.working_set.no_prefetch)
             .record(self.working_set.record);
         options.resume = !self.paused;

@@ -41,6 +41,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "KIND")]
     irqchip: Option<IrqchipKind>,
 
+    /// Give the guest another generation id (VMGENID, VMClock) at each restore, fork and rewind, so that its
+    /// kernel reseeds its random numbers [default: on]
+    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    vmgenid: Option<bool>,
+
     #[command(flatten)]
     devices: DeviceArgs,
 
@@ -94,9 +99,18 @@ impl Run {
             config.vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
         }
         config.irqchip = self.irqchip.unwrap_or(config.irqchip);
+        config.vmgenid = self.vmgenid.unwrap_or(config.vmgenid);
         self.devices.add_to(&mut config.devices);
         config.validate()?;
         Ok(config)
+    }
+}
+
+fn on_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("it is one of on, off".to_owned()),
     }
 }
 
@@ -139,6 +153,19 @@ mod tests {
         }
         let error = config(&["--kernel", "/k", "--irqchip", "none"]).unwrap_err();
         assert!(error.contains("--irqchip") && error.contains("kernel, split"), "{error}");
+    }
+
+    #[test]
+    fn generation_id_is_on_unless_an_option_or_the_file_says_off() {
+        let vmgenid = |options: &[&str]| config(&[&["--kernel", "/k"], options].concat()).unwrap().vmgenid;
+        assert!(vmgenid(&[]) && vmgenid(&["--vmgenid", "on"]) && !vmgenid(&["--vmgenid", "off"]));
+        let error = config(&["--kernel", "/k", "--vmgenid", "no"]).unwrap_err();
+        assert!(error.contains("--vmgenid") && error.contains("on, off"), "{error}");
+        let dir = Dir::new();
+        let file = dir.path("vm.json");
+        std::fs::write(&file, r#"{"boot":{"kernel":"/k"},"vmgenid":false}"#).unwrap();
+        let of_file = ["--config-file", file.to_str().unwrap()];
+        assert!(!vmgenid(&of_file) && vmgenid(&[&of_file[..], &["--vmgenid", "on"]].concat()));
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //!
 //! An order is one line, and `<name>` is its first word. Its answer has any number of lines, and ends with
 //! `ok <name>` or `error <name>: <why>`. Orders that work in the background (`count`, `sleep`, `deadline`,
-//! `avx`, `load`) end their answer at once and print whole lines later. [`orders`] lists all orders.
+//! `avx`, `load`, `draw`, `watch-reseeds`) end their answer at once; all but `draw` print whole lines later.
+//! [`orders`] lists all orders.
 
 mod aio;
 mod avx;
@@ -22,6 +23,7 @@ mod outcome;
 mod pattern;
 mod processors;
 mod programs;
+mod randomness;
 mod shutdown;
 mod sleepers;
 mod streams;

@@ -1,7 +1,10 @@
 //! The orders: one line in, an answer out that ends with `ok` or `error`.
 
 use crate::outcome::Outcome;
-use crate::{avx, bench, console, counter, files, processors, programs, shutdown, sleepers, streams, system};
+use crate::{
+    avx, bench, console, counter, files, processors, programs, randomness, shutdown, sleepers, streams,
+    system,
+};
 
 /// Executes one order and ends its answer.
 pub(crate) fn execute(order: &str) {
@@ -29,6 +32,11 @@ fn dispatch(name: &str, rest: &str) -> Outcome {
         "avx" => avx::start(),
         "load" => processors::load(number(rest, "SECONDS")?),
         "random" => random(),
+        "entropy" => randomness::entropy(),
+        "draw" => randomness::draw(),
+        "drawn" => words(rest)
+            .and_then(|[from, count]| randomness::drawn(number(from, "FROM")?, number(count, "COUNT")?)),
+        "watch-reseeds" => randomness::watch_reseeds(),
         // Files and programs.
         "write" => write(rest),
         "read" => read(rest),

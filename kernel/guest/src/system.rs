@@ -211,6 +211,30 @@ pub(crate) fn online_processors() -> usize {
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as usize
 }
 
+/// Keeps the calling thread on one processor.
+pub(crate) fn run_on(processor: usize) {
+    // SAFETY: a set of zeros is valid and empty, and the kernel reads it during the call. A processor beyond
+    // the set's end is not set.
+    unsafe {
+        let mut set: libc::cpu_set_t = zeroed();
+        libc::CPU_SET(processor, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
+    }
+}
+
+/// Fills `bytes`, at most 256, with random bytes of the kernel.
+pub(crate) fn get_random(bytes: &mut [u8]) {
+    // SAFETY: the kernel writes at most the length given to the buffer.
+    while unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) } != bytes.len().cast_signed() {
+    }
+}
+
+/// Reads the processor's time-stamp counter.
+pub(crate) fn tsc() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction, and Linux lets programs use it.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
 /// Returns system, release, version and machine.
 pub(crate) fn uname() -> String {
     // SAFETY: a utsname of zeros is valid, with empty strings.

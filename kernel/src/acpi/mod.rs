@@ -14,7 +14,7 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 
 use crate::error::Error;
-use crate::layout::{ACPI_TABLES, HIMEM, RSDP};
+use crate::layout::{ACPI_TABLES, GENERATION_ID, RSDP};
 
 /// The machine as ACPI describes it to the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub(crate) fn build(platform: &Platform) -> Result<Vec<u8>, Error> {
     let mut all = guest_aml(&Rsdp::new(OEM_ID, xsdt));
     all.resize((ACPI_TABLES - RSDP) as usize, 0);
     all.append(&mut tables);
-    let (length, limit) = (all.len() as u64, HIMEM - RSDP);
+    let (length, limit) = (all.len() as u64, GENERATION_ID - RSDP);
     if length > limit { Err(Error::AcpiTooLarge { length, limit }) } else { Ok(all) }
 }
 

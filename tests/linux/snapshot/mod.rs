@@ -1,6 +1,7 @@
 //! Linux continues after snapshots, forks and rewinds, and power cuts leave complete files or none.
 
 mod clocks;
+mod generation;
 mod memory;
 mod power_cuts;
 mod restoring;

@@ -12,6 +12,7 @@ use volt_vmm::{RestoreOptions, Store};
 const FORMAT_1: &[u8] = include_bytes!("../../golden/format-1.tar.zst");
 const FORMAT_2: &[u8] = include_bytes!("../../golden/format-2.tar.zst");
 const FORMAT_3: &[u8] = include_bytes!("../../golden/format-3.tar.zst");
+const FORMAT_4: &[u8] = include_bytes!("../../golden/format-4.tar.zst");
 
 /// Bytes of a header in an archive. Files are padded to a multiple of it.
 const BLOCK: usize = 512;
@@ -167,6 +168,31 @@ fn snapshots_of_format_3_restore() {
     }
     restore_go_on_and_verify(&samples, &["raw", "packed", "diff"]);
     merge_and_go_on(&samples);
+}
+
+#[test]
+fn snapshots_of_format_4_restore() {
+    needs!(kvm, page_faults);
+    let samples = Samples::of(4, FORMAT_4);
+    if samples.are_skipped() {
+        return;
+    }
+    restore_go_on_and_verify(&samples, &["raw", "packed", "diff"]);
+    merge_and_go_on(&samples);
+}
+
+#[test]
+fn only_guests_of_format_4_have_a_generation_id() {
+    for (version, archive) in [(1, FORMAT_1), (2, FORMAT_2), (3, FORMAT_3), (4, FORMAT_4)] {
+        let samples = Samples::of(version, archive);
+        let converted = samples.named("raw").converted(&["--compress", "none"]).state();
+        assert_eq!(
+            (&converted["version"], &converted["config"]["vmgenid"]),
+            (&4.into(), &(version == 4).into())
+        );
+        let has_state = converted["machine"]["devices"].get("generation").is_some();
+        assert_eq!(has_state, version == 4, "version {version}");
+    }
 }
 
 fn merge_and_go_on(samples: &Samples) {

@@ -3,6 +3,7 @@
 mod balloon;
 mod console_input;
 mod disk;
+mod generation;
 mod images;
 mod irqchip;
 mod layer_size;

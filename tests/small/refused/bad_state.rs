@@ -94,11 +94,25 @@ fn flipped_bit_is_refused() {
 }
 
 #[test]
+fn clocks_jump_only_from_a_snapshot_with_a_time_of_day() {
+    needs!(kvm);
+    let snapshot = snapshot();
+    let has_time = snapshot.state()["machine"]["clock"]["flags"].as_u64().unwrap() & 4 != 0;
+    let realtime = ["--clock", "realtime"];
+    if has_time {
+        snapshot.restore_as(&realtime).wait_for("count");
+    }
+    snapshot.edit(|state| state["machine"]["clock"]["flags"] = 2.into());
+    snapshot.try_restore_as(&realtime).refused(&["clock: realtime needs the time of day", "use continue"]);
+    snapshot.restore().wait_for("count");
+}
+
+#[test]
 fn newer_version_is_named() {
     needs!(kvm);
     let snapshot = snapshot();
-    snapshot.edit(|state| state["version"] = 4.into());
-    refused(&snapshot, &["format version 4", "newer volt-vmm"]);
+    snapshot.edit(|state| state["version"] = 5.into());
+    refused(&snapshot, &["format version 5", "newer volt-vmm"]);
     snapshot.edit(|state| state["version"] = 2.into());
     opened(&snapshot).unwrap();
     snapshot.edit(|state| state["arch"] = "aarch64".into());

@@ -25,7 +25,7 @@ fn state_json_has_version_and_metadata() {
     guest.wait_for("count");
     let snapshots = [guest.snapshot(), guest.snapshot()];
     let state = snapshots[0].state();
-    assert_eq!((&state["version"], &state["arch"]), (&Value::from(3), &Value::from("x86_64")));
+    assert_eq!((&state["version"], &state["arch"]), (&Value::from(4), &Value::from("x86_64")));
     let metadata = &state["metadata"];
     assert_eq!((&metadata["memory_bytes"], &metadata["vcpus"]), (&Value::from(96 << 20), &Value::from(2)));
     assert_eq!(metadata["volt_vmm"], env!("CARGO_PKG_VERSION"));

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use rustix::process::Signal;
 use volt_tests::damage::open_to_change;
-use volt_tests::{Boot, Guest, KvmShim, Outcome, Recorder, Scratch, needs, numbers, small_guest, wait_until};
+use volt_tests::{
+    Boot, Guest, KvmShim, Outcome, Recorder, Scratch, needs, numbers, small_guest, wait_until,
+    without_generation,
+};
 use volt_vmm::config::devices::DiskConfig;
 use volt_vmm::config::{Devices, VmConfig};
 use volt_vmm::{
@@ -32,7 +35,7 @@ impl Snapshots {
     }
 
     fn memory(&self, name: &str) -> Vec<u8> {
-        fs::read(self.scratch.path(name).join("memory.snap")).unwrap()
+        without_generation(fs::read(self.scratch.path(name).join("memory.snap")).unwrap())
     }
 
     /// Returns the vCPUs' registers in a snapshot.

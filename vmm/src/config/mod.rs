@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Invalid, Result};
 
+pub mod clock_mode;
 pub mod devices;
 pub mod disk_content;
 pub mod irqchip;
@@ -27,6 +28,7 @@ pub(crate) mod sharing;
 pub mod size;
 pub mod socket_path;
 
+pub use clock_mode::ClockMode;
 pub use devices::Devices;
 pub use disk_content::DiskContent;
 pub use irqchip::IrqchipKind;
@@ -57,6 +59,10 @@ pub struct VmConfig {
     /// Location of the interrupt controllers.
     #[serde(default)]
     pub irqchip: IrqchipKind,
+    /// VMGENID and VMClock: a restore, a fork or a rewind gives the guest a new generation id, at which its
+    /// kernel reseeds its random numbers.
+    #[serde(default = "yes")]
+    pub vmgenid: bool,
     /// Virtio devices.
     #[serde(default, skip_serializing_if = "Devices::is_none")]
     pub devices: Devices,
@@ -75,6 +81,10 @@ pub struct BootConfig {
     /// Kernel command line.
     #[serde(default = "default_cmdline")]
     pub cmdline: String,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn one() -> u8 {
@@ -99,6 +109,7 @@ impl VmConfig {
             vcpus: one(),
             memory_mib: default_memory_mib(),
             irqchip: IrqchipKind::default(),
+            vmgenid: yes(),
             devices: Devices::default(),
         }
     }

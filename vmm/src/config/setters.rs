@@ -44,6 +44,13 @@ impl VmConfig {
         self
     }
 
+    /// Whether a restore, a fork or a rewind gives the guest a new generation id.
+    #[must_use]
+    pub fn vmgenid(mut self, vmgenid: bool) -> Self {
+        self.vmgenid = vmgenid;
+        self
+    }
+
     /// Virtio devices.
     #[must_use]
     pub fn devices(mut self, devices: Devices) -> Self {

@@ -8,6 +8,8 @@ use volt_kernel::Platform as AcpiPlatform;
 use volt_kernel::layout::{IO_APIC, LOCAL_APIC};
 
 use super::bus::Bus;
+use super::generation;
+use super::generation::Generation;
 use super::i8042;
 use super::i8042::I8042;
 use super::idle_watcher::IdleWatcher;
@@ -23,20 +25,23 @@ use super::virtio::net::Net;
 use super::virtio_slots;
 use super::virtio_slots::{Handles, Slot};
 use super::{BusRange, SharedDevice};
-use crate::config::{Devices, IrqchipKind};
+use crate::config::{IrqchipKind, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::kvm::vm::VmHandle;
 use crate::memory::ram::GuestRam;
-use crate::persist::{Blob, Persist};
+use crate::persist::{Blob, Persist, PersistBlob};
 use crate::run_control::Control;
 use crate::sync::lock;
+use crate::timing::step_done;
 
 const COM1: BusRange = BusRange { base: 0x3f8, len: 8, gsi: Some(4) };
 /// Port 0x61 in the middle is the PIT's gate. The kernel answers it on machines with a PIT.
 const I8042: BusRange = BusRange { base: 0x60, len: 5, gsi: None };
 const IOAPIC: BusRange = BusRange { base: IO_APIC, len: ioapic::LEN, gsi: None };
 const POWER: BusRange = BusRange { base: 0x600, len: 2, gsi: None };
+/// The line of the generation device, after those of `virtio_slots`.
+const GENERATION_GSI: u32 = 22;
 
 /// A machine's devices.
 #[derive(Debug)]
@@ -49,6 +54,8 @@ pub struct Platform {
     mmio: BTreeMap<String, (BusRange, SharedDevice)>,
     /// The serial port, for typing into it.
     pub(crate) serial: Arc<Mutex<Serial>>,
+    /// The generation device, which has no registers.
+    generation: Option<Generation>,
     lines: InterruptLines,
     /// Virtio devices, which have threads to start and stop.
     virtio: Vec<Slot>,
@@ -83,8 +90,9 @@ impl Platform {
         ram: &GuestRam,
         control: &Arc<Control>,
         console: Console,
-        devices: &Devices,
+        config: &VmConfig,
     ) -> Result<Self> {
+        let devices = &config.devices;
         let lines = InterruptLines::of(vm, irqchip);
         let ioapic = match &lines {
             InterruptLines::Kernel(_) => BTreeMap::new(),
@@ -99,6 +107,7 @@ impl Platform {
             ("i8042", (I8042, Arc::new(Mutex::new(I8042::new(Arc::clone(control)))))),
             ("power", (POWER, Arc::new(Mutex::new(Power::new(Arc::clone(control)))))),
         ];
+        let generation = config.vmgenid.then(|| Generation::new(ram, lines.line(GENERATION_GSI)));
         let (virtio, handles) = virtio_slots::fill(devices, ram, (vm, &lines))?;
         let mmio = virtio
             .iter()
@@ -109,12 +118,21 @@ impl Platform {
             ports: ports.map(|(name, at)| (name.to_owned(), at)).into(),
             mmio: mmio.collect(),
             serial,
+            generation,
             virtio,
             handles,
             idle_watcher: Mutex::default(),
             requests: Arc::default(),
             mmio_on_cmdline: devices.on_cmdline,
         })
+    }
+
+    /// Writes the first generation of a VM that boots.
+    ///
+    /// # Errors
+    /// As [`Generation::begin`].
+    pub(crate) fn begin_generation(&mut self) -> Result<()> {
+        self.generation.as_mut().map_or(Ok(()), Generation::begin)
     }
 
     /// Resumes the devices that the guest has started, soon and on other threads, and serves the requests of
@@ -242,6 +260,7 @@ impl Platform {
                 .values()
                 .chain(self.mmio.values().filter(|_| !self.mmio_on_cmdline))
                 .map(|(place, device)| lock(device).aml(place))
+                .chain(self.generation.as_ref().map(|_| Generation::aml(GENERATION_GSI)))
                 .collect(),
         }
     }
@@ -257,6 +276,7 @@ impl Persist for Platform {
             mmio,
             lines: _,
             serial: _,
+            generation,
             virtio: _,
             handles: _,
             idle_watcher: _,
@@ -266,20 +286,33 @@ impl Persist for Platform {
         let save = |(name, (_, device)): (&String, &(BusRange, SharedDevice))| {
             Ok((name.clone(), lock(device).save_blob(name)?))
         };
-        ioapic.iter().chain(ports).chain(mmio).map(save).collect()
+        let generation = generation.iter().map(|device| {
+            let name = generation::NAME;
+            Ok((name.to_owned(), device.save_blob(name)?))
+        });
+        ioapic.iter().chain(ports).chain(mmio).map(save).chain(generation).collect()
     }
 
     /// Fails unless each device has a state and each state a device. The IOAPIC is restored first, because
     /// other devices may interrupt again.
     fn restore(&mut self, states: &Self::State) -> Result<()> {
         let all = [&self.ioapic, &self.ports, &self.mmio];
+        let state_of = |name: &str| {
+            let state = states.get(name);
+            state.ok_or_else(|| Error::config("devices", format!("the state of {name} is missing")))
+        };
         for (name, (_, device)) in all.into_iter().flatten() {
-            let state = states
-                .get(name.as_str())
-                .ok_or_else(|| Error::config("devices", format!("the state of {name} is missing")))?;
-            lock(device).restore_blob(name, state)?;
+            lock(device).restore_blob(name, state_of(name)?)?;
         }
-        let known = |name: &str| all.iter().any(|devices| devices.contains_key(name));
+        step_done("device state");
+        if let Some(generation) = &mut self.generation {
+            generation.restore_blob(generation::NAME, state_of(generation::NAME)?)?;
+            step_done("generation");
+        }
+        let known = |name: &str| {
+            all.iter().any(|devices| devices.contains_key(name))
+                || self.generation.is_some() && name == generation::NAME
+        };
         match states.keys().find(|name| !known(name)) {
             Some(name) => {
                 Err(Error::config("devices", format!("the state names {name}, which this machine lacks")))

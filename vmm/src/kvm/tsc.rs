@@ -17,6 +17,7 @@ use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use super::msr;
 use super::{KvmContext, kvm_error};
@@ -124,6 +125,13 @@ pub(super) struct SavedTsc {
 }
 
 impl SavedTsc {
+    /// Returns the counter after some time.
+    pub(super) fn later(self, time: Duration) -> Self {
+        let cycles = time.as_nanos() * u128::from(self.khz) / 1_000_000;
+        // A counter wraps, as in hardware.
+        Self { value: self.value.wrapping_add(cycles as u64), ..self }
+    }
+
     /// Returns the distance of this counter from `first` in cycles. Without offsets it follows from the
     /// values, which were read one after the other: values less than a second apart count as equal, as in
     /// KVM.

@@ -202,3 +202,12 @@ fn rewind_sets_the_tscs_back() {
         assert_eq!(vcpus[0].offset, vcpus[1].offset);
     }
 }
+
+#[test]
+fn skipped_time_advances_a_counter_by_its_rate() {
+    let saved = SavedTsc { value: 5, offset: Some(7), khz: 2_500_000 };
+    let later = saved.later(Duration::from_secs(3));
+    assert_eq!((later.value, later.offset, later.khz), (7_500_000_005, Some(7), 2_500_000));
+    let year = saved.later(Duration::from_secs(365 * 24 * 3600)).value;
+    assert_eq!(year, 365 * 24 * 3600 * 2_500_000_000 + 5);
+}

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use kvm_bindings::{kvm_lapic_state, kvm_mp_state, kvm_xcrs};
 use kvm_ioctls::{Kvm, VcpuFd};
@@ -261,10 +262,14 @@ impl Vcpu {
         VcpuTsc { fd: &self.fd, rate: self.tsc_rate }
     }
 
-    /// Continues the TSCs of a VM's vCPUs from their saved values. Called after all rates are set, and before
-    /// a timer is armed.
-    pub(crate) fn restore_tscs<'a>(vcpus: impl Iterator<Item = (&'a Self, &'a VcpuState)>) -> Result<()> {
-        let counters: Vec<_> = vcpus.filter_map(|(vcpu, state)| Some((vcpu.tsc(), state.tsc()?))).collect();
+    /// Continues the TSCs of a VM's vCPUs from their saved values, later by `skipped`. Called after all rates
+    /// are set, and before a timer is armed.
+    pub(crate) fn restore_tscs<'a>(
+        vcpus: impl Iterator<Item = (&'a Self, &'a VcpuState)>,
+        skipped: Duration,
+    ) -> Result<()> {
+        let later = |(vcpu, state): (&'a Self, &VcpuState)| Some((vcpu.tsc(), state.tsc()?.later(skipped)));
+        let counters: Vec<_> = vcpus.filter_map(later).collect();
         tsc::restore(&counters)
     }
 

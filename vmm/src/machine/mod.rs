@@ -2,8 +2,8 @@
 //! restore use the same constructor.
 //!
 //! ```text
-//! cold boot:  Backing::Fresh.map(ram)    Machine::new(shell, devices)  then boot()
-//! restore:    Backing::Private.map(ram)  Machine::new(shell, devices)  then Persist::restore()
+//! cold boot:  Backing::Fresh.map(ram)    Machine::new(shell, config)  then boot()
+//! restore:    Backing::Private.map(ram)  Machine::new(shell, config)  then Persist::restore()
 //! ```
 
 pub(crate) mod balloon;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use volt_kernel::{NamedFile, Payload};
 
-use crate::config::{Devices, FileRef, VmConfig};
+use crate::config::{ClockMode, FileRef, VmConfig};
 use crate::console::Console;
 use crate::devices::platform::{Buses, Platform};
 use crate::devices::virtio_slots;
@@ -74,9 +74,9 @@ impl Machine {
     ///
     /// # Errors
     /// Returns an error if a device's file or socket cannot be opened, or if the host refuses a resource.
-    pub fn new(shell: Shell, devices: &Devices, console: Console) -> Result<Self> {
+    pub fn new(shell: Shell, config: &VmConfig, console: Console) -> Result<Self> {
         let vm = (&shell.vm, shell.irqchip);
-        let platform = Platform::new(vm, &shell.ram, &shell.control, console, devices)?;
+        let platform = Platform::new(vm, &shell.ram, &shell.control, console, config)?;
         let Buses { ports, mmio, lines } = platform.buses();
         let (ram, control) = (shell.ram.clone(), Arc::clone(&shell.control));
         shell.board.put(Board { ports, mmio, lines, ram, control });
@@ -100,6 +100,7 @@ impl Machine {
         let cmdline = boot.cmdline.clone() + &virtio_slots::cmdline(&config.devices);
         let payload = Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline: &cmdline };
         let entry = volt_kernel::load(self.shell.ram.guest(), &payload, &self.platform.acpi(config.vcpus))?;
+        self.platform.begin_generation()?;
         let cpuid = cpuid::restorable(&cpuid::supported(&self.shell.kvm)?);
         for (id, thread) in (0..).zip(&self.shell.vcpus) {
             lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&cpuid, id, config.vcpus))?;
@@ -108,6 +109,11 @@ impl Machine {
             Some(boot_vcpu) => lock(&boot_vcpu.vcpu).set_entry(&entry),
             None => Err(Error::config("vcpus", "a machine without a vCPU cannot boot")),
         }
+    }
+
+    /// Chooses how restores and rewinds treat the time since the snapshot.
+    pub(crate) fn set_clock_mode(&mut self, mode: ClockMode) {
+        self.clock.set_mode(mode);
     }
 
     /// Checks that [`Machine::rewind`] can reset every disk.
@@ -215,14 +221,13 @@ impl Persist for Machine {
             );
             return Err(Error::config("vcpus", problem));
         }
-        self.shell.restore_vcpus(vcpus)?;
+        let skipped = self.clock.begin_restore(clock)?;
+        self.shell.restore_vcpus(vcpus, skipped)?;
         step_done("vCPU state");
         self.irqchip.restore(irqchip)?;
         step_done("irqchip");
         self.clock.restore(clock)?;
         step_done("clock");
-        self.platform.restore(devices)?;
-        step_done("device state");
-        Ok(())
+        self.platform.restore(devices)
     }
 }

@@ -163,17 +163,18 @@ impl Shell {
         })
     }
 
-    /// Restores parked vCPUs. After [`Shell::prepare`], restores only the rest of their state.
+    /// Restores parked vCPUs, with TSCs later by `skipped`. After [`Shell::prepare`], restores only the rest
+    /// of their state.
     ///
     /// # Errors
     /// Returns an error if KVM refuses the state. The VM must not run then.
-    pub(crate) fn restore_vcpus(&mut self, states: &[VcpuState]) -> Result<()> {
+    pub(crate) fn restore_vcpus(&mut self, states: &[VcpuState], skipped: Duration) -> Result<()> {
         let is_prepared = mem::take(&mut self.is_prepared);
         let mut vcpus: Vec<_> = self.vcpus.iter().map(|thread| lock(&thread.vcpu)).collect();
         if !is_prepared {
             vcpus.iter_mut().zip(states).try_for_each(|(vcpu, state)| vcpu.set_tsc_rate(state))?;
         }
-        Vcpu::restore_tscs(vcpus.iter().map(|vcpu| &**vcpu).zip(states))?;
+        Vcpu::restore_tscs(vcpus.iter().map(|vcpu| &**vcpu).zip(states), skipped)?;
         vcpus.iter_mut().zip(states).try_for_each(|(vcpu, state)| match is_prepared {
             true => vcpu.refresh(state),
             false => vcpu.restore(state),

@@ -367,6 +367,13 @@ impl VmBuilder {
         self
     }
 
+    /// Whether a restore, a fork or a rewind gives the guest a new generation id; true by default.
+    #[must_use]
+    pub fn vmgenid(mut self, vmgenid: bool) -> Self {
+        self.config.vmgenid = vmgenid;
+        self
+    }
+
     /// Adds a disk. The guest numbers disks in the order in which they are added.
     #[must_use]
     pub fn disk(mut self, disk: DiskConfig) -> Self {
@@ -442,7 +449,7 @@ impl VmBuilder {
         let ram = GuestRam::reserve(config.memory_bytes())?;
         Backing::Fresh.map(&ram)?;
         let shell = Shell::new(ram, VmShape::of(&config), FirstVcpu::OwnThread)?;
-        let mut machine = Machine::new(shell, &config.devices, console)?;
+        let mut machine = Machine::new(shell, &config, console)?;
         machine.boot(&config)?;
         let vm = Vm::of(SharedMachine::new(machine, config), History::default());
         if !paused {

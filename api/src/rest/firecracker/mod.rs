@@ -93,6 +93,7 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
     let mut options = RestoreOptions::default()
         .overrides(overrides)
         .allowed(request.allow_paths)
+        .clock(request.clock)
         .unpack(unpack)
         .prefetch(request.prefetch)
         .record(request.record)

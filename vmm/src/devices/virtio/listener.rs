@@ -7,8 +7,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use rustix::net::sockopt::socket_peercred;
+
 use crate::config::SocketPath;
 use crate::error::{Error, Result};
+use crate::holders;
 use crate::sockets::{connect_to_file, lock_directory_of};
 
 /// A listening socket. Dropping it removes its file.
@@ -102,7 +105,12 @@ fn remove_if_stale(path: &SocketPath) -> io::Result<()> {
     match connect_to_file(path.directory(), path.as_path()) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(on_host),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens at this path")),
+        connected => {
+            let peer = connected.ok().and_then(|stream| socket_peercred(&stream).ok());
+            let holder = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
+            let problem = format!("another process listens at this path{}", holders::named(holder));
+            Err(io::Error::new(io::ErrorKind::AddrInUse, problem))
+        }
     }
 }
 
@@ -134,7 +142,11 @@ mod tests {
         let error = report(&Listener::open("listen at", &path.clone().into()).unwrap_err());
         assert_eq!(
             error,
-            format!("cannot listen at {}: another process listens at this path", path.display())
+            format!(
+                "cannot listen at {}: another process listens at this path (process {})",
+                path.display(),
+                std::process::id()
+            )
         );
         assert!(UnixStream::connect(&path).is_ok());
         // Another process puts a file in its place, which the listener must not remove.

@@ -1,7 +1,7 @@
 //! `state.json`: its versions, its checksum, its metadata.
 //!
 //! ```text
-//! {"crc64":"0123456789abcdef","version":3,"arch":"x86_64","metadata":{…},"config":{…},"machine":{…}}
+//! {"crc64":"0123456789abcdef","version":4,"arch":"x86_64","metadata":{…},"config":{…},"machine":{…}}
 //! `------- 27 bytes --------'`------------------- what the checksum covers ------------------------'
 //! ```
 //!
@@ -29,9 +29,11 @@ use crate::snapshot::{DIFF_FILE, MEMORY_FILE, PACK_FILE};
 use crate::store::dir::random_hex;
 
 /// The format version that this volt-vmm writes. It reads every older one too.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The first version that names the place of the irqchip.
 const VERSION_OF_IRQCHIP: u32 = 2;
+/// The first version whose guests may have a generation device.
+const VERSION_OF_VMGENID: u32 = 4;
 /// The only supported architecture.
 pub const ARCH: &str = "x86_64";
 
@@ -274,10 +276,13 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
     if versioned.arch != ARCH {
         return Err(format!("is of architecture {}; this volt-vmm runs {ARCH} guests", versioned.arch));
     }
-    if let Ok(manifest) = &mut manifest
-        && manifest.version < VERSION_OF_IRQCHIP
-    {
-        manifest.config.irqchip = IrqchipKind::Kernel;
+    if let Ok(Manifest { version, config, .. }) = &mut manifest {
+        if *version < VERSION_OF_IRQCHIP {
+            config.irqchip = IrqchipKind::Kernel;
+        }
+        if *version < VERSION_OF_VMGENID {
+            config.vmgenid = false;
+        }
     }
     manifest.map_err(not_json)
 }

@@ -273,7 +273,8 @@ impl Snapshot {
         let (pooled, _refill) = pooled.unzip();
         let shell = shell(pooled, shape, backing, first)?;
         shell.end_vm_on_fault_failure();
-        let mut machine = Machine::new(shell, &config.devices, options.console)?;
+        let mut machine = Machine::new(shell, &config, options.console)?;
+        machine.set_clock_mode(options.clock);
         config.devices.release_checked();
         self.layers.check(&self.metadata.layers, &machine)?;
         let (then, recorded) = (&self.metadata.disks, &self.config.devices.disks);

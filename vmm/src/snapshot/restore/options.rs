@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::Overrides;
+use crate::config::{ClockMode, Overrides};
 use crate::console::Console;
 use crate::machine::pool::Pool;
 use crate::progress::Progress;
@@ -29,6 +29,8 @@ pub struct RestoreOptions {
     /// Makes the first [`crate::Vm::rewind`] as quick as later ones: writes are logged from the start, which
     /// costs the guest a fault at the first write to each page.
     pub rewindable: bool,
+    /// How the guest's clocks treat the time since the snapshot.
+    pub clock: ClockMode,
     /// A pool of empty VMs. If it is empty or of another shape, the restore makes a VM.
     pub pool: Option<Arc<Pool>>,
     /// How packed memory is filled.
@@ -54,6 +56,7 @@ impl Default for RestoreOptions {
             changed_images: ChangedImages::default(),
             allowed: Vec::new(),
             rewindable: false,
+            clock: ClockMode::default(),
             pool: None,
             unpack: Unpack::default(),
             prefetch: true,
@@ -104,6 +107,12 @@ impl RestoreOptions {
     #[must_use]
     pub fn rewindable(self) -> Self {
         Self { rewindable: true, ..self }
+    }
+
+    /// How the guest's clocks treat the time since the snapshot, also at a rewind.
+    #[must_use]
+    pub fn clock(self, clock: ClockMode) -> Self {
+        Self { clock, ..self }
     }
 
     /// Allows a foreign snapshot these directories for its disks and sockets.

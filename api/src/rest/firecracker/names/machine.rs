@@ -39,13 +39,15 @@ pub(crate) struct Machine {
     pub(crate) huge_pages: &'static str,
     /// volt-vmm's own.
     pub(crate) irqchip: IrqchipKind,
+    /// volt-vmm's own: Firecracker's machines always have the device.
+    pub(crate) vmgenid: bool,
 }
 
 impl Machine {
     /// Returns the configuration of a machine without devices that boots from `boot`.
     pub(crate) fn config(self, boot: BootSource) -> VmConfig {
-        let Self { vcpu_count: vcpus, mem_size_mib: memory_mib, irqchip, .. } = self;
-        VmConfig { boot: boot.into(), vcpus, memory_mib, irqchip, ..VmConfig::new("") }
+        let Self { vcpu_count: vcpus, mem_size_mib: memory_mib, irqchip, vmgenid, .. } = self;
+        VmConfig { boot: boot.into(), vcpus, memory_mib, irqchip, vmgenid, ..VmConfig::new("") }
     }
 }
 
@@ -58,6 +60,7 @@ impl From<&VmConfig> for Machine {
             track_dirty_pages: false,
             huge_pages: "None",
             irqchip: config.irqchip,
+            vmgenid: config.vmgenid,
         }
     }
 }
@@ -81,6 +84,7 @@ pub(crate) struct MachineChange {
     pub(crate) cpu_template: Option<String>,
     pub(crate) huge_pages: Option<String>,
     pub(crate) irqchip: Option<IrqchipKind>,
+    pub(crate) vmgenid: Option<bool>,
 }
 
 impl MachineChange {
@@ -104,6 +108,7 @@ impl MachineChange {
             mem_size_mib: self.mem_size_mib.unwrap_or(from.mem_size_mib),
             track_dirty_pages: self.track_dirty_pages.unwrap_or(from.track_dirty_pages),
             irqchip: self.irqchip.unwrap_or(from.irqchip),
+            vmgenid: self.vmgenid.unwrap_or(from.vmgenid),
             ..from
         };
         VmConfig { vcpus: machine.vcpu_count, memory_mib: machine.mem_size_mib, ..VmConfig::new("") }
@@ -155,11 +160,12 @@ mod tests {
             vcpus in 1_u8..=32,
             memory_mib in 1_u64..=1 << 26,
             is_split: bool,
+            vmgenid: bool,
             track_dirty_pages: bool,
         ) {
             let irqchip = if is_split { IrqchipKind::Split } else { IrqchipKind::Kernel };
             let boot = BootConfig { kernel: FileRef::from(&kernel), initrd, cmdline };
-            let config = VmConfig { boot, vcpus, memory_mib, irqchip, ..VmConfig::new("") };
+            let config = VmConfig { boot, vcpus, memory_mib, irqchip, vmgenid, ..VmConfig::new("") };
             let machine = Machine { track_dirty_pages, ..Machine::from(&config) };
             // An answer to GET is a body for PUT.
             let body = serde_json::to_string(&machine).unwrap();

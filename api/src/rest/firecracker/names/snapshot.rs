@@ -8,7 +8,7 @@ use serde_json::Value;
 use volt_vmm::config::Overrides;
 use volt_vmm::config::devices::NetBackend;
 use volt_vmm::config::overrides::NetOverride;
-use volt_vmm::{Compression, Packing, RecordUntil, SnapshotKind, SnapshotOptions};
+use volt_vmm::{ClockMode, Compression, Packing, RecordUntil, SnapshotKind, SnapshotOptions};
 
 use crate::process::start::SharedPager;
 use crate::rest::error::Fault;
@@ -90,6 +90,9 @@ pub(crate) struct LoadSnapshot {
     /// volt-vmm's own: directories whose disks and sockets a snapshot of another user may use.
     #[serde(default)]
     pub(crate) allow_paths: Vec<PathBuf>,
+    /// volt-vmm's own: how the guest's clocks treat the time since the snapshot.
+    #[serde(default)]
+    pub(crate) clock: ClockMode,
     /// volt-vmm's own: unpacks packed memory before the guest runs, not on touch.
     #[serde(default)]
     pub(crate) unpack: bool,

@@ -18,6 +18,7 @@ use super::sync_tracker::{PendingSync, SyncTracker};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
+use crate::holders;
 
 /// Pieces of one vectored call at most (`UIO_MAXIOV`).
 pub const MAX_PIECES: usize = 1024;
@@ -107,7 +108,9 @@ impl HostFile {
         opened.set_lock(kind).map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
                 let conflict = if wanted == OpenMode::Read { "written" } else { "used" };
-                let problem = format!("{id}: {} is being {conflict} by another VM or process", opened.name);
+                let holder = holders::named(holders::of_lock(&opened.file));
+                let name = &opened.name;
+                let problem = format!("{id}: {name} is being {conflict} by another VM or process{holder}");
                 Error::config("disks", problem)
             }
             _ => Error::file("lock disk", &opened.name, source),

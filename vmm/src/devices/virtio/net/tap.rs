@@ -13,6 +13,8 @@ use super::header;
 use super::pieces::Pieces;
 use crate::config::network::Mac;
 use crate::error::{Error, Result};
+use crate::holders;
+use crate::holders::of_tap;
 
 const DRIVER: &str = "/dev/net/tun";
 
@@ -44,12 +46,12 @@ impl Tap {
         request.name[..name.len()].copy_from_slice(name.as_bytes());
         let failed = |source: io::Error| {
             let cause = match source.raw_os_error() {
-                Some(libc::EBUSY) => ": another process uses it",
-                Some(libc::EPERM) => ": this user does not own it and lacks CAP_NET_ADMIN",
-                Some(libc::EINVAL) => ": it is not a tap, or has several queues",
-                _ => "",
+                Some(libc::EBUSY) => "another process uses it".to_owned() + &holders::named(of_tap(name)),
+                Some(libc::EPERM) => "this user does not own it and lacks CAP_NET_ADMIN".to_owned(),
+                Some(libc::EINVAL) => "it is not a tap, or has several queues".to_owned(),
+                _ => return Error::host(format!("use tap {name}"), source),
             };
-            Error::host(format!("use tap {name}{cause}"), source)
+            Error::host(format!("use tap {name}: {cause}"), source)
         };
         // SAFETY: TUNSETIFF takes an ifreq, which has the layout of `IfReq`.
         check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }).map_err(failed)?;
