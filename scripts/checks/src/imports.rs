@@ -14,6 +14,7 @@ const LEAVES: &str = "console error partial persist progress run_control sockets
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[
     ("vm", "snapshot machine devices memory store config LEAVES"),
+    ("fuzzing", "snapshot machine devices pager memory config LEAVES"),
     ("replay", "snapshot memory store LEAVES"),
     ("snapshot", "machine devices pager kvm memory store config LEAVES"),
     ("machine", "devices kvm memory config LEAVES"),
