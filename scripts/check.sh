@@ -18,7 +18,7 @@ declare -A FOREIGN=(
 # Source directories of the crates in which import circles are errors.
 NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/checks/src tests/src)
 # Files whose prose is not checked, as a pattern: others wrote them, programs wrote them, or they are binary.
-NO_PROSE='\.(lock|patch|zst)$|^LICENSE$|^api/order\.ld$|^tests/golden/answers$'
+NO_PROSE='^tests/fuzz/seeds/|\.(lock|patch|zst)$|^LICENSE$|^api/order\.ld$|^tests/golden/answers$'
 # The version that scripts/install-deps.sh installs.
 TYPOS=1.52.0
 

@@ -4,6 +4,7 @@ pub(crate) mod exit;
 pub(crate) mod fault_signals;
 pub(crate) mod fork;
 pub(crate) mod log;
+pub(crate) mod shared_pager;
 pub(crate) mod signals;
 pub(crate) mod start;
 pub(crate) mod vm_slot;

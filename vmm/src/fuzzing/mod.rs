@@ -11,10 +11,19 @@ pub mod layer;
 pub mod machine;
 pub mod state;
 
+use std::os::fd::{AsFd, OwnedFd};
+
 pub use crate::devices::virtio::fuzzing::{FuzzedDevice, Guest, MEMORY, Queue};
+use crate::memory::lazy::userfault::Userfault;
 pub use crate::memory::{page_ranges, page_set};
 pub use crate::pager::{list, message};
-pub use crate::snapshot::format::diff;
+pub use crate::snapshot::format::{diff, digest};
+
+/// Returns a userfaultfd of this process without memory, if the host gives one.
+#[must_use]
+pub fn userfaultfd() -> Option<OwnedFd> {
+    Userfault::new().ok()?.as_fd().try_clone_to_owned().ok()
+}
 
 /// Returns the CRC-64 that state files, diffs, working sets and handovers carry.
 #[must_use]
