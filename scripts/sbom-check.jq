@@ -4,7 +4,7 @@
 | ([.dependencies[].ref]) as $described
 | (
     (select(.bomFormat != "CycloneDX" or .specVersion != "1.6") | "is not of CycloneDX 1.6"),
-    (select(.metadata.timestamp | test("^\\d{4}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\dZ$") | not) | "has no time"),
+    (select(.metadata.timestamp | test("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z$") | not) | "has no time"),
     (select(($refs | unique | length) != ($refs | length)) | "has a component twice"),
     (select(($refs | sort) != ($described | sort)) | "has components without their dependencies"),
     (.dependencies[] | .ref as $ref | .dependsOn[] | select(IN($refs[]) | not)

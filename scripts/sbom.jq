@@ -8,7 +8,7 @@ def purl: "pkg:cargo/\(.name)@\(.version | gsub("\\+"; "%2B"))";
 | INDEX(.packages[]; .id) as $packages
 | INDEX(.resolve.nodes[]; .id) as $nodes
 | ([$packages[] | select(.name == $root)][0].id) as $start
-# What the program links; what only builds need is left out.
+# The crates that the program links, without those that only builds need.
 | def linked: [.deps[] | select(any(.dep_kinds[]; .kind == null)) | .pkg];
 def reached($new; $known):
     if ($new | length) == 0 then $known
@@ -40,6 +40,7 @@ reached([$start]; [$start]) as $all
         | with_entries(select(.value != []))
     ] | sort_by(.["bom-ref"]),
     dependencies: [
-        $all[] | {ref: ($packages[.] | purl), dependsOn: ([$nodes[.] | linked[] | $packages[.] | purl] | unique)}
+        $all[]
+        | {ref: ($packages[.] | purl), dependsOn: ([$nodes[.] | linked[] | $packages[.] | purl] | unique)}
     ] | sort_by(.ref)
 }

@@ -1,5 +1,5 @@
-//! Fuzzes bzImage kernels. A kernel that loads has its protected-mode part in memory and enters it; another is
-//! refused by its name. Neither changes memory that is closed to images.
+//! Fuzzes bzImage kernels. A kernel that loads has its protected-mode part in memory and enters it; another
+//! is refused by its name. Neither changes memory that is closed to images.
 #![no_main]
 
 use arbitrary::Arbitrary;

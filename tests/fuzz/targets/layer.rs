@@ -1,5 +1,5 @@
-//! Fuzzes the file of a layer over a base. A layer that is accepted gives each cluster as the layer or the base
-//! has it.
+//! Fuzzes the file of a layer over a base. A layer that is accepted gives each cluster as the layer or the
+//! base has it.
 #![no_main]
 
 use arbitrary::Arbitrary;

@@ -1,5 +1,5 @@
-//! Fuzzes ports and MMIO of a whole small machine, as a sequence. Its saved state restores as it was saved, and
-//! a forged state is refused or works.
+//! Fuzzes ports and MMIO of a whole small machine, as a sequence. Its saved state restores as it was saved,
+//! and a forged state is refused or works.
 #![no_main]
 
 use arbitrary::Arbitrary;

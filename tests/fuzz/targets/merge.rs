@@ -1,5 +1,5 @@
-//! Fuzzes the merge of a diff and its base, with damage to any of their files: the result has the base's pages
-//! below the diff's, or there is none.
+//! Fuzzes the merge of a diff and its base, with damage to any of their files: the result has the base's
+//! pages below the diff's, or there is none.
 #![no_main]
 
 use arbitrary::Arbitrary;

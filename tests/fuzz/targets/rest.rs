@@ -1,5 +1,5 @@
-//! Fuzzes the bodies of REST requests, decoded and converted as the API does it. What the API describes as the
-//! body of a device is that device again.
+//! Fuzzes the bodies of REST requests, decoded and converted as the API does it. A device is the same after
+//! the API has described it and the description was read again.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -89,7 +89,8 @@ fuzz_target!(|input: Input| {
             device::<device::Drive, DiskConfig>(&with(&seed.replace('R', LIMITER), edits));
         }
         1 => {
-            let seed = r#"{"iface_id": "n", "host_dev_name": "tap0", "guest_mac": "02:00:00:00:00:01", "mtu": 1500}"#;
+            let seed = r#"{"iface_id": "n", "host_dev_name": "tap0", "guest_mac": "02:00:00:00:00:01",
+                "mtu": 1500}"#;
             device::<device::NetworkInterface, NetConfig>(&with(seed, edits));
         }
         2 => device::<device::Vsock, VsockConfig>(&with(r#"{"guest_cid": 3, "uds_path": "/v"}"#, edits)),

@@ -1,5 +1,5 @@
-//! Fuzzes the file of a working set: any bytes, and ranges with a correct checksum. A set that is accepted has
-//! disjoint ranges within memory, and is the same after it is written again.
+//! Fuzzes the file of a working set: any bytes, and ranges with a correct checksum. A set that is accepted
+//! has disjoint ranges within memory, and is the same after it is written again.
 #![no_main]
 
 use arbitrary::Arbitrary;
