@@ -115,7 +115,7 @@ begin() {
     TMPDIR=$work/tmp/$name ASAN_OPTIONS=detect_odr_violation=0 nice -n 19 \
         timeout "$((seconds + SLACK))" "$PROGRAMS/$name" "${corpora[@]}" \
         -max_total_time="$seconds" -timeout="$INPUT_LIMIT" -rss_limit_mb="$MEMORY" -max_len="$LONGEST" \
-        -len_control=0 -print_final_stats=1 -print_funcs=0 -artifact_prefix="$FUZZ/artifacts/$name/" \
+        -report_slow_units="$INPUT_LIMIT" -len_control=0 -print_final_stats=1 -print_funcs=0 -artifact_prefix="$FUZZ/artifacts/$name/" \
         >"$work/log-$name" 2>&1 </dev/null &
     running[$name]=$!
     set +m
@@ -131,6 +131,7 @@ finish() {
     [ "$status" -ne 0 ] || return 0
     crashed=yes
     say "$name: FAILED"
+    grep -A 6 'panicked at' "$log"
     tail -n 40 "$log"
     sed -n 's|.*Test unit written to \(.*\)|\1|p' "$log" | while read -r input; do
         say "$name: the input is in $input; once more:"

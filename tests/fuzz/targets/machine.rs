@@ -91,7 +91,8 @@ impl Place {
 }
 
 struct Run {
-    machine: SmallMachine,
+    /// Absent only while the next one is made, which needs its socket.
+    machine: Option<SmallMachine>,
     irqchip: IrqchipKind,
     dir: Dir,
 }
@@ -104,18 +105,26 @@ impl Run {
     fn new(kernel: bool) -> Self {
         let irqchip = if kernel { IrqchipKind::Kernel } else { IrqchipKind::Split };
         let dir = Dir::new();
-        Self { machine: Self::make(irqchip, &dir), irqchip, dir }
+        Self { machine: Some(Self::make(irqchip, &dir)), irqchip, dir }
     }
 
     /// Continues with a new machine that has this state.
     fn restore(&mut self, states: &States) -> volt_vmm::Result<()> {
-        self.machine = Self::make(self.irqchip, &self.dir);
-        self.machine.restore(states)
+        drop(self.machine.take());
+        self.machine.insert(Self::make(self.irqchip, &self.dir)).restore(states)
+    }
+
+    fn machine(&self) -> &SmallMachine {
+        self.machine.as_ref().expect("a machine")
+    }
+
+    fn save(&self) -> States {
+        self.machine().save().expect("a machine can be saved")
     }
 
     fn set(&self, device: u8, register: u64, value: u32) {
         let base = VIRTIO + u64::from(device % DEVICES) * 0x1000;
-        self.machine.write_mmio(base + register, &value.to_le_bytes());
+        self.machine().write_mmio(base + register, &value.to_le_bytes());
     }
 
     fn set_up(&self, device: u8) {
@@ -136,7 +145,7 @@ impl Run {
     }
 
     fn act(&mut self, act: Act) {
-        let machine = &self.machine;
+        let machine = self.machine();
         let width = |of: u8| 1 << (of % 4);
         match act {
             Act::ReadPort(port, len) => {
@@ -159,9 +168,9 @@ impl Run {
             Act::Type(bytes) => machine.type_in(&bytes),
             Act::EndInterrupt(vector) => machine.end_interrupt(vector),
             Act::Move => {
-                let saved = machine.save().expect("a machine can be saved");
+                let saved = self.save();
                 self.restore(&saved).expect("its own state");
-                let again = self.machine.save().expect("a machine can be saved");
+                let again = self.save();
                 assert_eq!(again, saved, "the restored state differs");
                 self.restore(&saved).expect("its own state");
             }
@@ -174,12 +183,12 @@ fuzz_target!(|program: Program| {
     let mut run = Run::new(kernel_irqchip);
     for act in acts.into_iter().take(ACTS) {
         run.act(act);
-        if run.machine.has_ended() {
+        if run.machine().has_ended() {
             return;
         }
     }
     let Some((device, edits)) = forged else { return };
-    let mut states = run.machine.save().expect("a machine can be saved");
+    let mut states = run.save();
     let at = usize::from(device) % states.len();
     states.values_mut().nth(at).into_iter().zip([edits]).for_each(|(state, edits)| {
         *state = edited(state, edits);

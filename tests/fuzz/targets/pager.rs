@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use volt_fuzz::Dir;
 use volt_fuzz::edit::{Edit, edited};
 use volt_fuzz::files::in_memory;
 use volt_fuzz::messages::{connect, receive, send};
@@ -68,8 +69,9 @@ impl Beside {
 /// The pager's socket. The pager runs as long as the fuzzer.
 fn socket() -> &'static PathBuf {
     static SOCKET: OnceLock<PathBuf> = OnceLock::new();
+    static DIR: OnceLock<Dir> = OnceLock::new();
     SOCKET.get_or_init(|| {
-        let dir = volt_fuzz::Dir::new();
+        let dir = DIR.get_or_init(Dir::new);
         let (path, group) = (dir.join("pagers"), None);
         let how: How = arbitrary::Unstructured::new(&[0; 16]).arbitrary().expect("enough bytes");
         let pages: Pages =
@@ -87,7 +89,6 @@ fn socket() -> &'static PathBuf {
             .expect("a pager that works");
         });
         listens.recv().expect("a pager that listens");
-        std::mem::forget(dir);
         let mut names =
             std::fs::read_dir(path).expect("a directory").map(|entry| entry.expect("a file").path());
         names.find(|name| name.extension().is_none_or(|end| end != "lock")).expect("a socket")
