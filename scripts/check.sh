@@ -223,7 +223,8 @@ check_scripts() {
 }
 
 CHECKS=(
-    format lints embedding documentation imports circles files links prose mutants typos fuzz deny sbom scripts
+    format lints embedding documentation imports circles files links prose mutants typos fuzz deny sbom
+    scripts
 )
 
 case ${1-} in

@@ -34,7 +34,7 @@ ends all fuzzers and prints the table of what they did.
   --list     print the names of all targets
   --touched  print the names of targets whose sources the change touches ($TABLE): the commits since the merge
              base with the main branch, on that branch the last commit, and what is not committed. All names
-             if there is nothing to compare with. Environment: VOLT_FUZZ_BASE, a commit to compare with instead
+             if there is nothing to compare with. Environment: VOLT_FUZZ_BASE, another commit to compare with
   --missing  print what fuzzing needs and this system lacks; exit status 1 if it lacks nothing
 END
 }
@@ -115,7 +115,8 @@ begin() {
     TMPDIR=$work/tmp/$name ASAN_OPTIONS=detect_odr_violation=0 nice -n 19 \
         timeout "$((seconds + SLACK))" "$PROGRAMS/$name" "${corpora[@]}" \
         -max_total_time="$seconds" -timeout="$INPUT_LIMIT" -rss_limit_mb="$MEMORY" -max_len="$LONGEST" \
-        -report_slow_units="$INPUT_LIMIT" -len_control=0 -print_final_stats=1 -print_funcs=0 -artifact_prefix="$FUZZ/artifacts/$name/" \
+        -report_slow_units="$INPUT_LIMIT" -len_control=0 -print_final_stats=1 -print_funcs=0 \
+        -artifact_prefix="$FUZZ/artifacts/$name/" \
         >"$work/log-$name" 2>&1 </dev/null &
     running[$name]=$!
     set +m

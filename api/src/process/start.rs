@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use volt_vmm::config::{Devices, Overrides};
-use volt_vmm::{
-    Console, LentVm, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig,
-};
+use volt_vmm::{Console, LentVm, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig};
 
 use crate::process::fault_signals;
 

@@ -1,4 +1,5 @@
-//! The algebra of page sets: all pairs of sets of a few pages at the border of two leaves, against sets of bits.
+//! The algebra of page sets: all pairs of sets of a few pages at the border of two leaves, against sets of
+//! bits.
 
 use super::*;
 
