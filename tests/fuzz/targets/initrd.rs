@@ -13,11 +13,13 @@ struct Input {
     limit: u32,
     size: u32,
     length: u32,
+    /// Long initrds take long to write and to compare.
+    is_long: u8,
     cmdline: String,
 }
 
 fuzz_target!(|input: Input| {
-    let Input { kernel, limit, size, length, cmdline } = input;
+    let Input { kernel, limit, size, length, is_long, cmdline } = input;
     let file = match &kernel {
         Some(segment) => elf(true, [2, 62], segment.address(), std::slice::from_ref(segment)),
         None => {
@@ -27,7 +29,8 @@ fuzz_target!(|input: Input| {
             file
         }
     };
-    let content: Vec<u8> = (0..length as usize % (2 * MEMORY)).map(|at| (at % 251) as u8 | 1).collect();
+    let most = if is_long == 1 { 2 * MEMORY } else { 1 << 16 };
+    let content: Vec<u8> = (0..length as usize % most).map(|at| (at % 251) as u8 | 1).collect();
     let Some(Loaded { state, memory }) = load(&file, Some(&content), &cmdline) else { return };
     assert_eq!(memory.read(0x2_0000, cmdline.len() + 1), [cmdline.as_bytes(), b"\0"].concat());
     // The zero page names the initrd; PVH is not chosen here.
