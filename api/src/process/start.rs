@@ -1,6 +1,6 @@
 //! Boots and restores of VMs, for the command line and the API. The guest's console is standard output.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
