@@ -56,9 +56,8 @@ fuzz_target!(|input: Input| {
     if let Err(error) = inspect(&store, "one") {
         names_a_file(&error);
     }
-    let verified = verify(&store, "one", &[], &none());
-    match &verified {
-        Err(error) => names_a_file(error),
+    match verify(&store, "one", &[], &none()) {
+        Err(error) => names_a_file(&error),
         // Another author may have named another digest, but damage alone is noticed.
         Ok(Verified::Whole) if !is_edited => assert!(content(&place, name) == memory, "another memory"),
         Ok(_) => {}
@@ -70,7 +69,7 @@ fuzz_target!(|input: Input| {
             assert!(!dir.join("two").exists(), "a refused conversion left a snapshot");
         }
         Ok(()) => {
-            assert!(verified.is_ok(), "conversion of a snapshot that cannot be verified");
+            // A changed byte of a pack may decode to the right content, which a conversion saves.
             let name = if packing.is_some() { "memory.pack" } else { "memory.snap" };
             assert!(is_edited || content(&dir.join("two"), name) == memory, "another memory");
             verify(&store, "two", &[], &none()).expect("a new snapshot");
