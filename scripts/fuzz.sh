@@ -176,11 +176,10 @@ interrupt() {
 main() {
     local built="" name some at_once
     case ${1-} in
-        --help | -h) usage && exit 0 ;;
-        --list) list && exit ;;
-        --touched) touched && exit ;;
-        --missing) missing && exit ;;
-        --build) build && exit ;;
+        --help | -h | --list | --touched | --missing | --build)
+            case $1 in -h | --help) usage ;; *) "${1#--}" ;; esac
+            exit
+            ;;
         --built) built=yes && shift ;;
     esac
     [[ ${1-} =~ ^[1-9][0-9]*$ ]] || fail "expected a number of seconds, not ${1:-nothing} (see --help)"
