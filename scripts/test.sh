@@ -31,10 +31,7 @@ USERFAULTFD_TESTS=(
 )
 TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux fuzz)
-FUZZ_TARGET=x86_64-unknown-linux-gnu
-FUZZ_CORPUS=tests/fuzz/corpus.tar.zst # tests/fuzz/corpus.sh renews it
 FUZZ_SECONDS=10
-NIGHTLY=$(sed -n 's/^channel = "\(.*\)"$/\1/p' tests/fuzz/rust-toolchain.toml)
 FUZZERS=4 # at once, where there are processors for so many
 
 usage() {
@@ -58,8 +55,9 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
                     snapshots, not just $GENERATIONS, and replay $POWER_CUTS_FULL power cuts of each
                     operation, not just $POWER_CUTS; fork ${FORKS_FULL#*,} times in sequence, with
                     ${FORKS_FULL%,*} alive; run the small tests once more in the lab, with shared memory
-                    in huge pages
-  --fuzz-seconds N  fuzz each target for so long (default $FUZZ_SECONDS)
+                    in huge pages; fuzz all targets
+  --fuzz-seconds N  fuzz all targets, each for so long; by default those that the change touches, for
+                    $FUZZ_SECONDS s each (scripts/fuzz.sh --touched)
 
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take
 (default $LAB_SECONDS, with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the
@@ -401,77 +399,48 @@ one_lab() {
     return "$status"
 }
 
-# Why there can be no fuzzing, if there cannot.
-no_fuzzing() {
-    if ! cargo "+$NIGHTLY" --version >/dev/null 2>&1; then
-        echo "toolchain $NIGHTLY"
-    elif ! cargo fuzz --version >/dev/null 2>&1; then
-        echo "cargo-fuzz"
-    else
-        return 1
-    fi
-}
-
-# cargo_fuzz COMMAND ARGUMENT...: its files stay in tests/fuzz, which git ignores. To build it takes
-# longest.
-cargo_fuzz() {
-    local command=$1
-    shift
-    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 19 cargo "+$NIGHTLY" fuzz "$command" \
-        --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" --codegen-units 4 "$@"
-}
-
 # Builds the fuzz targets meanwhile, with what the labs leave of the processors.
 begin_to_build_fuzz_targets() {
-    ! no_fuzzing >/dev/null || return 0
-    begin fuzz-build cargo_fuzz build
+    ! scripts/fuzz.sh --missing >/dev/null || return 0
+    begin fuzz-build scripts/fuzz.sh --build
     fuzz_build=begun
 }
 
 build_fuzz_targets() {
-    if [ -n "$fuzz_build" ]; then finish fuzz-build "$BUILD_LIMIT"; else cargo_fuzz build; fi
+    if [ -n "$fuzz_build" ]; then finish fuzz-build "$BUILD_LIMIT"; else scripts/fuzz.sh --build; fi
 }
 
 # fuzz TARGET: counts as a test.
 fuzz() {
-    local target=$1 artifacts=$work/artifacts-$1/ input kept
-    mkdir -p "$artifacts" "$work/corpus-$target" "$work/corpus/$target" "$work/tmp"
-    # The corpus of the repository has few inputs of full length.
-    for input in {1..40}; do head -c 1500 /dev/urandom >"$work/corpus-$target/$input"; done
-    # The fuzzer writes new inputs to the first directory, and only reads the others.
-    local corpora=("$work/corpus-$target" "$work/corpus/$target")
-    [ ! -d "tests/fuzz/corpus/$target" ] || corpora+=("tests/fuzz/corpus/$target")
-    if TMPDIR=$work/tmp cargo_fuzz run "$target" "${corpora[@]}" -- -max_total_time="$fuzz_seconds" \
-        -timeout=10 -rss_limit_mb=1024 -max_len=2048 -len_control=0 -verbosity=0 -print_funcs=0 \
-        -artifact_prefix="$artifacts"; then
-        result fuzz "$target" passed
-        return
+    if scripts/fuzz.sh --built "$fuzz_seconds" "$1"; then
+        result fuzz "$1" passed
+    else
+        result fuzz "$1" failed "the fuzzer ended with an error"
+        return 1
     fi
-    for input in "$artifacts"*; do
-        [ -e "$input" ] || continue
-        kept=tests/fuzz/artifacts/$target/${input##*/}
-        mkdir -p "${kept%/*}" && cp "$input" "$kept"
-        echo "fuzz: $target: the input is in $kept; once more:"
-        echo "fuzz:   cargo +$NIGHTLY fuzz run --fuzz-dir tests/fuzz --target $FUZZ_TARGET $target $kept"
-    done
-    result fuzz "$target" failed "the fuzzer ended with an error"
-    return 1
+}
+
+# Which targets run: those that the change touches, or all with --full and --fuzz-seconds.
+choose_fuzz_targets() {
+    local which=--touched
+    [ -z "$full" ] && [ "$fuzz_seconds" = "$FUZZ_SECONDS" ] || which=--list
+    scripts/fuzz.sh "$which" >"$work/fuzz-targets" || return
+    echo "$(wc -l <"$work/fuzz-targets") of $(scripts/fuzz.sh --list | wc -l) targets ($which)"
+    [ ! -s "$work/fuzz-targets" ] || expect fuzz "$work/fuzz-targets"
 }
 
 fuzz_all() {
     local missing target targets
-    sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' tests/fuzz/Cargo.toml >"$work/fuzz-targets"
-    stage "list fuzz targets" expect fuzz "$work/fuzz-targets" || return
+    stage "list fuzz targets" choose_fuzz_targets || return
     mapfile -t targets <"$work/fuzz-targets"
-    if missing=$(no_fuzzing); then
+    if missing=$(scripts/fuzz.sh --missing); then
         for target in "${targets[@]}"; do
             result fuzz "$target" skipped "there is no $missing"
         done
         return
     fi
+    # All targets must build, even if none of them runs.
     stage "build fuzz targets" build_fuzz_targets || return
-    mkdir "$work/corpus"
-    stage "unpack the corpus" tar -C "$work/corpus" --zstd -xf "$FUZZ_CORPUS" || return
     local at_once some
     at_once=$(nproc)
     [ "$at_once" -lt "$FUZZERS" ] || at_once=$FUZZERS

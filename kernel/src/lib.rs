@@ -103,6 +103,8 @@ pub fn load<M: GuestMemory>(
 }
 
 #[cfg(test)]
+mod address_tests;
+#[cfg(test)]
 mod hostile_tests;
 #[cfg(test)]
 mod load_tests;

@@ -45,7 +45,8 @@ impl Ram {
         }))
     }
 
-    fn new(ranges: impl Iterator<Item = Range<u64>>) -> Result<Self, Error> {
+    /// Makes RAM of any ranges.
+    pub(crate) fn new(ranges: impl Iterator<Item = Range<u64>>) -> Result<Self, Error> {
         let mut sorted: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
         sorted.sort_by_key(|range| range.start);
         let mut ranges: Vec<Range<u64>> = Vec::with_capacity(sorted.len());

@@ -6,17 +6,19 @@ PATH=$PATH:$HOME/.cargo/bin
 
 ARCHIVE=corpus.tar.zst
 SECONDS_EACH=120
-LONGEST=2048 # bytes of an input, as in scripts/test.sh
+LONGEST=2048 # bytes of an input, as in scripts/fuzz.sh
+MOST=300000 # bytes of a target's inputs, before compression: all targets together take about 1 MB
 TARGET=x86_64-unknown-linux-gnu
-NIGHTLY=$(sed -n 's/^channel = "\(.*\)"$/\1/p' rust-toolchain.toml)
 
 usage() {
     cat <<END
-Usage: tests/fuzz/corpus.sh [--seconds N]
+Usage: tests/fuzz/corpus.sh [--seconds N] [TARGET]...
 
 Fuzzes each target for N seconds (default $SECONDS_EACH), and keeps the fewest inputs that reach the same code
-in tests/fuzz/$ARCHIVE. scripts/test.sh starts from them. Run this after a change that the old inputs
-no longer fit, for example of the programs in src/driver.rs.
+in tests/fuzz/$ARCHIVE, the shortest first and at most $MOST bytes of each target. It starts from the
+inputs that are there, and from those of longer runs in tests/fuzz/corpus/TARGET. scripts/fuzz.sh starts from
+the result. Run this after a change that the old inputs no longer fit, for example of the programs in
+src/driver.rs. With no TARGET it renews all of them; the others keep their inputs.
 Exit status 1 if a target cannot be built or an input makes it crash; the old corpus is then kept, and the
 input is in tests/fuzz/artifacts/TARGET.
 END
@@ -35,6 +37,16 @@ crashed() {
     fail "$1${input:+; the input is in tests/fuzz/$input}"
 }
 
+# keep DIRECTORY: removes the longest inputs beyond $MOST bytes.
+keep() {
+    local size name sum=0
+    while read -r size name; do
+        sum=$((sum + size))
+        [ "$sum" -le "$MOST" ] || rm "$1/$name"
+    done < <(find "$1" -type f -printf '%s %f\n' | sort -n)
+}
+
+targets=()
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) usage && exit 0 ;;
@@ -43,7 +55,8 @@ while [ $# -gt 0 ]; do
             SECONDS_EACH=$2
             shift
             ;;
-        *) fail "unknown argument $1 (see --help)" ;;
+        -*) fail "unknown argument $1 (see --help)" ;;
+        *) targets+=("$1") ;;
     esac
     shift
 done
@@ -56,24 +69,33 @@ mkdir "$work/old" "$work/new" "$work/tmp"
 [ ! -e "$ARCHIVE" ] || tar -C "$work/old" --zstd -xf "$ARCHIVE"
 
 export CARGO_TARGET_DIR=$PWD/target TMPDIR=$work/tmp ASAN_OPTIONS=detect_odr_violation=0
-cargo "+$NIGHTLY" fuzz build --fuzz-dir . --target "$TARGET" --codegen-units 4
-mapfile -t targets < <(sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' Cargo.toml)
+../../scripts/fuzz.sh --build
+mapfile -t all < <(../../scripts/fuzz.sh --list)
+[ ${#targets[@]} -gt 0 ] || targets=("${all[@]}")
+for target in "${all[@]}"; do
+    mkdir -p "$work/old/$target" "$work/new/$target"
+    [[ " ${targets[*]} " == *" $target "* ]] || cp -r "$work/old/$target" "$work/new"
+done
 for target in "${targets[@]}"; do
     program=$CARGO_TARGET_DIR/$TARGET/release/$target
     artifacts=artifacts/$target/
-    mkdir -p "$work/found-$target" "$work/old/$target" "$work/new/$target" "$artifacts"
+    mkdir -p "$work/found-$target" "$artifacts"
+    from=("$work/old/$target")
+    [ ! -d "corpus/$target" ] || from+=("corpus/$target")
     echo "fuzz corpus: $target, $SECONDS_EACH s"
-    for input in {1..40}; do head -c 1500 /dev/urandom >"$work/found-$target/$input"; done
-    "$program" -max_total_time="$SECONDS_EACH" -timeout=10 -rss_limit_mb=1024 -max_len="$LONGEST" \
+    for input in {1..20}; do head -c 1500 /dev/urandom >"$work/found-$target/$input"; done
+    "$program" -max_total_time="$SECONDS_EACH" -timeout=60 -rss_limit_mb=2048 -max_len="$LONGEST" \
         -len_control=0 -verbosity=0 -print_funcs=0 -artifact_prefix="$artifacts" \
-        "$work/found-$target" "$work/old/$target" >"$work/log" 2>&1 ||
+        "$work/found-$target" "${from[@]}" >"$work/log" 2>&1 ||
         crashed "$target failed"
-    "$program" -merge=1 -timeout=10 -rss_limit_mb=1024 -max_len="$LONGEST" -verbosity=0 \
+    "$program" -merge=1 -timeout=60 -rss_limit_mb=2048 -max_len="$LONGEST" -verbosity=0 \
         -artifact_prefix="$artifacts" \
-        "$work/new/$target" "$work/old/$target" "$work/found-$target" >"$work/log" 2>&1 ||
+        "$work/new/$target" "${from[@]}" "$work/found-$target" >"$work/log" 2>&1 ||
         crashed "the inputs of $target cannot be merged"
+    keep "$work/new/$target"
     echo "fuzz corpus: $target: $(find "$work/new/$target" -type f | wc -l) inputs"
 done
-tar -C "$work/new" --sort=name --owner=0 --group=0 --mtime=@0 --zstd -cf "$ARCHIVE.partial" "${targets[@]}"
+tar -C "$work/new" --sort=name --owner=0 --group=0 --mtime=@0 -cf - "${all[@]}" |
+    zstd -19 --quiet -o "$ARCHIVE.partial"
 mv "$ARCHIVE.partial" "$ARCHIVE"
 echo "fuzz corpus: $(stat -c %s "$ARCHIVE") bytes in tests/fuzz/$ARCHIVE"

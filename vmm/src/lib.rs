@@ -36,6 +36,8 @@ mod console;
 mod devices;
 pub mod doctor;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod holders;
 #[cfg(any(feature = "internal", test))]
 #[doc(hidden)]
@@ -65,8 +67,6 @@ mod vm;
 pub use config::{BootConfig, ClockMode, FileRef, IrqchipKind, VmConfig, parse_memory_mib, parse_size};
 pub use console::Console;
 pub use devices::virtio::balloon::{Hinting, Statistics as BalloonStatistics};
-#[cfg(feature = "fuzzing")]
-pub use devices::virtio::fuzzing;
 pub use error::cure::{self, Cure};
 pub use error::{Error, Invalid, Result, problem, report};
 pub use kvm::host::HostIdentity;

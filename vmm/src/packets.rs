@@ -62,15 +62,16 @@ pub fn receive<T: DeserializeOwned>(
             other => break other?,
         }
     };
-    let mut fds = beside.drain().filter_map(|message| match message {
+    let fds = beside.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    let fd = fds.next().and_then(|mut fds| fds.next());
+    let mut fds: Vec<OwnedFd> = fds.flatten().collect();
     if received.bytes == 0 {
         return Ok(None);
     }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
+    // The room for one is aligned, and has room for two.
+    if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MOST_FDS {
         let why = "a descriptor sent with a message did not arrive: the limit of open files (RLIMIT_NOFILE) \
                    is reached, or the message had several descriptors";
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
@@ -78,7 +79,7 @@ pub fn receive<T: DeserializeOwned>(
     if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
     }
-    Ok(Some((serde_json::from_slice(&text[..received.bytes])?, fd)))
+    Ok(Some((serde_json::from_slice(&text[..received.bytes])?, fds.pop())))
 }
 
 /// As [`receive`], and waits until `deadline`.
@@ -102,6 +103,41 @@ pub fn receive_until<T: DeserializeOwned>(
         match receive(&socket, RecvFlags::DONTWAIT) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn message_with_several_descriptors_is_refused() {
+        let null = File::open("/dev/null").unwrap();
+        for count in 0..5 {
+            let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            let (near, far) = pair.unwrap();
+            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut beside = SendAncillaryBuffer::new(&mut room);
+            let fds = vec![null.as_fd(); count];
+            if count > 0 {
+                assert!(beside.push(SendAncillaryMessage::ScmRights(&fds)));
+            }
+            let text = serde_json::to_vec("ping").unwrap();
+            rustix::net::sendmsg(near, &[IoSlice::new(&text)], &mut beside, SendFlags::empty()).unwrap();
+            match receive::<String>(far, RecvFlags::empty()) {
+                Ok(message) => assert_eq!((count <= 1, message.unwrap().1.is_some()), (true, count == 1)),
+                Err(error) => {
+                    assert!(
+                        count > 1 && error.to_string().contains("several descriptors"),
+                        "{count}: {error}"
+                    );
+                }
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use volt_vmm::{Error, Unpack};
 
-use crate::process::start::SharedPager;
+use crate::process::shared_pager::SharedPager;
 
 /// The pager of packed memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -6,6 +6,7 @@ pub(crate) mod fault_signals;
 pub(crate) mod forbidden_calls;
 pub(crate) mod fork;
 pub(crate) mod log;
+pub(crate) mod shared_pager;
 pub(crate) mod signals;
 pub(crate) mod start;
 pub(crate) mod vm_slot;

@@ -1,42 +1,16 @@
 //! Boots and restores of VMs, for the command line and the API. The guest's console is standard output.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde::Deserialize;
 use volt_vmm::config::{Devices, Overrides};
-use volt_vmm::{
-    Console, LentVm, PagerOptions, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig,
-};
+use volt_vmm::{Console, LentVm, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig};
 
 use crate::process::fault_signals;
 
 /// This program, to start a pager or a fork's child. The path works after an update replaced the file.
 pub(crate) const PROGRAM: &str = "/proc/self/exe";
-
-/// A pager process that VMs share; it runs this program.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SharedPager {
-    /// The directory of the pagers' sockets, instead of the default one.
-    pub(crate) directory: Option<PathBuf>,
-    /// Its trust group. Without a name, the VMs of this user that name none share it.
-    pub(crate) group: Option<String>,
-    /// Seconds to wait for the pager, instead of the default.
-    pub(crate) patience: Option<u64>,
-}
-
-impl From<SharedPager> for PagerOptions {
-    fn from(SharedPager { directory, group, patience }: SharedPager) -> Self {
-        let mut options = Self::new(PROGRAM);
-        options.group = group;
-        options.directory = directory.unwrap_or(options.directory);
-        options.patience = patience.map_or(options.patience, Duration::from_secs);
-        options
-    }
-}
 
 /// Boots a VM with this configuration.
 pub(crate) fn boot(config: VmConfig) -> Result<Vm> {

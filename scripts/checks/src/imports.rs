@@ -15,6 +15,7 @@ const LEAVES: &str = "console error holders packets partial persist progress run
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[
     ("vm", "snapshot machine devices memory store config LEAVES"),
+    ("fuzzing", "snapshot machine devices pager memory config LEAVES"),
     ("replay", "snapshot memory store LEAVES"),
     ("snapshot", "machine devices pager kvm memory store config LEAVES"),
     ("machine", "devices kvm memory config LEAVES"),

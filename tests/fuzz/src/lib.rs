@@ -1,16 +1,23 @@
 //! Programs of hostile drivers, decoded from a fuzzer's input and run against a device. A target (`targets/`)
 //! chooses the device, its requests and its host. [`volt_vmm::fuzzing`] checks the rules.
-
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+//!
+//! Other targets have no device: they forge files and messages, of which [`files`], [`edit`] and
+//! [`snapshots`] make the parts.
 
 use arbitrary::{Arbitrary, Unstructured};
 use volt_vmm::fuzzing::{FuzzedDevice, Guest};
 
-pub mod disk;
+pub mod devices;
 pub mod driver;
+pub mod edit;
+pub mod files;
+pub mod kernels;
+pub mod messages;
+pub mod snapshots;
 
 use driver::{Act, Driver, Setup};
+use edit::{Edit, edited};
+pub use files::Dir;
 
 /// Most acts of one program.
 const ACTS: usize = 48;
@@ -64,10 +71,38 @@ impl<'a, Head: Arbitrary<'a>, Host: Arbitrary<'a>> Arbitrary<'a> for Input<Head,
 pub type Program<B> = Input<<B as Bench>::Head, <B as Bench>::Host>;
 
 /// Runs a whole program.
-pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
-    let Input { setup, acts } = program;
+///
+/// # Panics
+/// The device breaks a rule.
+pub fn run<B: Bench>(bench: B, program: Program<B>) {
+    run_edited(bench, program, Vec::new(), None);
+}
+
+/// Runs a program, then moves the device with a forged state, and runs another program, which goes on with
+/// the device as the state has it.
+///
+/// # Panics
+/// The device breaks a rule.
+pub fn run_edited<B: Bench>(mut bench: B, before: Program<B>, edits: Vec<Edit>, after: Option<Program<B>>) {
+    let Input { setup, acts } = before;
     let guest = Guest::new(|| bench.device()).expect("a device of a host in order");
     let mut driver = Driver::new(guest, B::REQUESTS, &setup);
+    if !perform(&mut bench, &mut driver, acts) {
+        return;
+    }
+    if let Some(Input { setup: _, acts }) = after {
+        let moved = driver.guest.move_edited(|| bench.device(), |state| edited(&state, edits));
+        if !moved || !perform(&mut bench, &mut driver, acts) {
+            return;
+        }
+    }
+    // Memory is checked now and at each move, which takes longer than all acts. The end is checked, too: no
+    // chain may be left under way.
+    let _ = driver.guest.move_to(|| bench.device());
+}
+
+/// Performs acts. Returns false if the host made a move impossible.
+fn perform<B: Bench>(bench: &mut B, driver: &mut Driver, acts: Vec<Act<B::Head, B::Host>>) -> bool {
     for act in acts {
         match act {
             Act::Host(act) => {
@@ -76,42 +111,11 @@ pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
             }
             Act::Move => {
                 if !driver.guest.move_to(|| bench.device()) {
-                    return;
+                    return false;
                 }
             }
             act => driver.act(act),
         }
     }
-    // Memory is checked now and at each move, which takes longer than all acts. The end is checked, too: no
-    // chain may be left under way.
-    let _ = driver.guest.move_to(|| bench.device());
-}
-
-/// A directory that is removed with the program.
-#[derive(Debug)]
-pub struct Dir(PathBuf);
-
-impl Dir {
-    /// Makes a directory.
-    #[must_use]
-    #[allow(clippy::new_without_default)]
-    pub fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("volt-fuzz-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).expect("a directory for temporary files");
-        Self(path)
-    }
-
-    /// Path of a file in the directory.
-    #[must_use]
-    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    true
 }

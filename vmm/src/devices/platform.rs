@@ -222,6 +222,12 @@ impl Platform {
         }
     }
 
+    /// Lets each virtio device do all its work on this thread.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn work(&self, memory: &crate::memory::own_writes::GuestMemory) {
+        self.virtio.iter().for_each(|slot| super::virtio::fuzzing::work(&lock(&slot.transport), memory));
+    }
+
     fn slot(&self, name: &str) -> Option<&Slot> {
         self.virtio.iter().find(|slot| slot.name == name)
     }

@@ -139,6 +139,12 @@ impl Serial {
         Ok(())
     }
 
+    /// Returns the number of bytes that the receive FIFO has room for.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn room(port: &Mutex<Self>) -> usize {
+        lock(port).uart.fifo_capacity()
+    }
+
     /// Puts as many bytes into the receive FIFO as fit. Returns their number.
     fn receive(&mut self, bytes: &[u8]) -> Result<usize> {
         let fitting = &bytes[..bytes.len().min(self.uart.fifo_capacity())];

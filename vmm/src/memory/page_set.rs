@@ -80,7 +80,7 @@ impl PageSet {
     }
 
     fn leaf_mut(&mut self, at: usize) -> &mut Leaf {
-        assert!((at * LEAF) as u64 <= self.words, "a page beyond the end of RAM");
+        assert!(((at * LEAF) as u64) < self.words, "a page beyond the end of RAM");
         if self.leaves.len() <= at {
             self.leaves.resize(at + 1, Leaf::None);
         }
@@ -101,6 +101,9 @@ impl PageSet {
 
     /// Adds all pages that overlap a range of offsets.
     pub fn add(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
         let (mut page, end) = (range.start / PAGE, range.end.div_ceil(PAGE));
         while page < end {
             let (leaf, within) = (page * PAGE / LEAF_BYTES, page % (LEAF as u64 * WORD));
@@ -380,3 +383,7 @@ mod tests {
         assert_eq!(runs, [128..129, 255..256]);
     }
 }
+
+#[cfg(test)]
+#[path = "page_set_exhaustive.rs"]
+mod exhaustive;

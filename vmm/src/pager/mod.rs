@@ -44,8 +44,8 @@
 
 pub mod client;
 mod connection;
-mod list;
-mod message;
+pub mod list;
+pub mod message;
 pub mod options;
 pub mod place;
 pub mod server;

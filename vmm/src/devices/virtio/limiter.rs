@@ -164,3 +164,7 @@ mod tests;
 #[cfg(test)]
 #[path = "limiter_properties.rs"]
 mod properties;
+
+#[cfg(test)]
+#[path = "limiter_exhaustive.rs"]
+mod exhaustive;

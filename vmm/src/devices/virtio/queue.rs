@@ -237,6 +237,10 @@ impl VirtQueue {
 }
 
 #[cfg(test)]
+#[path = "queue_exhaustive.rs"]
+mod exhaustive;
+
+#[cfg(test)]
 #[path = "queue_properties.rs"]
 mod properties;
 

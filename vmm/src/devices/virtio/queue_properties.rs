@@ -16,16 +16,16 @@ const USED: u64 = 0xa_0000;
 const BUFFER: u64 = 0xf_0000;
 
 /// A queue and its driver, which has offered `offered` chains in all.
-struct Pair {
-    memory: GuestMemory,
-    queue: VirtQueue,
+pub(super) struct Pair {
+    pub(super) memory: GuestMemory,
+    pub(super) queue: VirtQueue,
     size: u16,
     offered: u64,
 }
 
 impl Pair {
     /// A queue after `start` chains, all of which have come back.
-    fn new(size: u16, start: u64, event_idx: bool) -> Self {
+    pub(super) fn new(size: u16, start: u64, event_idx: bool) -> Self {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap();
         let mut queue = VirtQueue::new(size);
         place(&mut queue, [TABLE, AVAILABLE, USED]);
@@ -44,7 +44,7 @@ impl Pair {
     }
 
     /// Makes a chain available. Its head is its number, as far as heads reach.
-    fn offer(&mut self) {
+    pub(super) fn offer(&mut self) {
         let head = self.slot(self.offered) as u16 ^ (self.size - 1);
         self.describe(head, BUFFER, 1);
         self.write(AVAILABLE + 4 + 2 * self.slot(self.offered), head);
@@ -69,7 +69,7 @@ impl Pair {
         u16::from_le(self.memory.read_obj(GuestAddress(at)).unwrap())
     }
 
-    fn pop(&mut self) -> Option<u16> {
+    pub(super) fn pop(&mut self) -> Option<u16> {
         self.queue.pop(&self.memory).unwrap().map(|chain| chain.head)
     }
 
@@ -84,7 +84,7 @@ impl Pair {
     }
 
     /// Replaces the queue by one restored from its saved state.
-    fn reload(&mut self) {
+    pub(super) fn reload(&mut self) {
         let text = serde_json::to_string(&self.queue.save()).unwrap();
         self.queue = VirtQueue::restored(&serde_json::from_str(&text).unwrap(), self.size).unwrap();
     }

@@ -10,7 +10,7 @@ use volt_vmm::config::devices::NetBackend;
 use volt_vmm::config::overrides::NetOverride;
 use volt_vmm::{ClockMode, Compression, Packing, RecordUntil, SnapshotKind, SnapshotOptions};
 
-use crate::process::start::SharedPager;
+use crate::process::shared_pager::SharedPager;
 use crate::rest::error::Fault;
 
 /// `PUT /snapshot/create`

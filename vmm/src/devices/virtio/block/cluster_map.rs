@@ -120,6 +120,12 @@ impl ClusterMap {
         Self { base, id, version, bits, dirty, live: None }
     }
 
+    /// Makes an empty map over `base`, to compute offsets.
+    #[cfg(feature = "fuzzing")]
+    pub fn of(base: BaseIdentity) -> Self {
+        Self::blank(base, 0)
+    }
+
     /// Returns the offset of the data in the file.
     pub fn data(&self) -> u64 {
         data_at(self.bits.len() as u64)

@@ -37,6 +37,8 @@ mod digest;
 mod direct_tests;
 mod directory;
 mod disk_files;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod gate;
 mod host_file;
 mod image;

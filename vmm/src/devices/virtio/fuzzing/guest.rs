@@ -3,14 +3,16 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use serde_json::value::RawValue;
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{FuzzMemory, FuzzedDevice, MEMORY, PIECE, check_order, granted};
+use super::{FuzzMemory, FuzzedDevice, MEMORY, PIECE, check_order, drive, granted};
 use crate::devices::bus::BusDevice;
-use crate::devices::virtio::fuzzing_hooks::{DRIVING, GRANTED, grant};
+use crate::devices::virtio::fuzzing_hooks::grant;
 use crate::devices::virtio::transport::Transport;
 use crate::error::Result;
+use crate::memory::own_writes::GuestMemory;
 use crate::persist::PersistBlob;
 use crate::sync::lock;
 
@@ -37,8 +39,7 @@ impl Guest {
     /// # Errors
     /// Those of `make`.
     pub fn new(make: impl FnOnce() -> Result<FuzzedDevice>) -> Result<Self> {
-        DRIVING.set(true);
-        GRANTED.with_borrow_mut(Vec::clear);
+        drive();
         let memory = FuzzMemory::new();
         let FuzzedDevice(device) = make()?;
         let transport = Transport::new("fuzz", device, memory.ram.clone())?;
@@ -78,6 +79,17 @@ impl Guest {
     /// false if the host made that impossible, which ends the guest.
     #[must_use]
     pub fn move_to(&mut self, make: impl FnOnce() -> Result<FuzzedDevice>) -> bool {
+        self.move_edited(make, |state| state)
+    }
+
+    /// As [`Guest::move_to`], with the device's state, which is JSON, changed by `edit`. Returns false if the
+    /// device refuses the state, too.
+    #[must_use]
+    pub fn move_edited(
+        &mut self,
+        make: impl FnOnce() -> Result<FuzzedDevice>,
+        edit: impl FnOnce(String) -> String,
+    ) -> bool {
         self.transport.halt();
         self.check();
         for queue in self.transport.halted_queues() {
@@ -89,6 +101,7 @@ impl Guest {
         drop(std::mem::replace(&mut self.transport, nothing.expect("a descriptor")));
         let Ok(FuzzedDevice(device)) = make() else { return false };
         self.transport = Transport::new("fuzz", device, self.memory.ram.clone()).expect("a descriptor");
+        let Ok(state) = RawValue::from_string(edit(state.get().to_owned())) else { return false };
         if self.transport.restore_blob("fuzz", &state).is_err() || self.transport.resume().is_err() {
             return false;
         }
@@ -98,21 +111,7 @@ impl Guest {
 
     /// Lets the device do all its work.
     pub fn work(&mut self) {
-        if let Some(idle_slot) = self.transport.idle_slot()
-            && let Some(device_loop) = &mut *lock(&idle_slot)
-        {
-            let rounds = (0..ROUNDS).take_while(|_| device_loop.try_round()).count();
-            assert!(rounds < ROUNDS, "the device works without end");
-            for queue in device_loop.queues() {
-                check_order(queue);
-                let used_ring_and_avail_event = 6 + 8 * u64::from(queue.size());
-                grant(queue.ring.used_ring(), used_ring_and_avail_event);
-                assert!(
-                    !queue.ring.ready() || queue.is_usable(self.memory.guest()),
-                    "at work on rings outside of memory"
-                );
-            }
-        }
+        work(&self.transport, self.memory.guest());
     }
 
     /// Asserts that the device changed only memory that the guest let it write.
@@ -133,6 +132,20 @@ impl Guest {
                 panic!("the device wrote {is:#x} over {was:#x} at {at:#x}, to which it had no leave");
             }
         }
+    }
+}
+
+/// Lets a device do all its work, and checks its queues.
+pub(super) fn work(transport: &Transport, memory: &GuestMemory) {
+    let Some(idle_slot) = transport.idle_slot() else { return };
+    let Some(device_loop) = &mut *lock(&idle_slot) else { return };
+    let rounds = (0..ROUNDS).take_while(|_| device_loop.try_round()).count();
+    assert!(rounds < ROUNDS, "the device works without end");
+    for queue in device_loop.queues() {
+        check_order(queue);
+        let used_ring_and_avail_event = 6 + 8 * u64::from(queue.size());
+        grant(queue.ring.used_ring(), used_ring_and_avail_event);
+        assert!(!queue.ring.ready() || queue.is_usable(memory), "at work on rings outside of memory");
     }
 }
 

@@ -23,10 +23,11 @@ use super::VirtioDevice;
 use super::balloon::Balloon;
 use super::block::Block;
 use super::console::VirtioConsole;
-use super::fuzzing_hooks::GRANTED;
+use super::fuzzing_hooks::{DRIVING, GRANTED};
 use super::net::Net;
 use super::queue::VirtQueue;
 use super::rng::Rng;
+use super::transport::Transport;
 use super::vsock::Vsock;
 use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 use crate::error::Result;
@@ -95,6 +96,17 @@ impl FuzzMemory {
     fn spare(&self) {
         SPARE.set(Some(self.clone()));
     }
+}
+
+/// Makes this thread drive all devices that it makes from now on.
+pub(crate) fn drive() {
+    DRIVING.set(true);
+    GRANTED.with_borrow_mut(Vec::clear);
+}
+
+/// Lets a device of a whole machine do all its work.
+pub(crate) fn work(transport: &Transport, memory: &GuestMemory) {
+    guest::work(transport, memory);
 }
 
 /// A device as the host makes it.

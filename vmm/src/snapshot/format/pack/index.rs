@@ -315,3 +315,7 @@ mod tests {
         assert!(matches!(block(1).unwrap().entry(511), IndexEntry::Stored { len: 4096, checksum: 7, .. }));
     }
 }
+
+#[cfg(test)]
+#[path = "index_exhaustive.rs"]
+mod exhaustive;

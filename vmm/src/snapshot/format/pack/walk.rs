@@ -40,7 +40,8 @@ pub fn verify(pack: &Pack, progress: &Progress) -> Result<u64> {
 /// file's name in errors.
 ///
 /// # Errors
-/// As [`verify`], and the file cannot be written.
+/// As [`verify`], except that changed bytes which decode to the right content are no error; or the file
+/// cannot be written.
 pub fn unpack(pack: &Pack, (file, name): (&File, &Path), progress: &Progress) -> Result<()> {
     let failed = |source| Error::file("write", name.display(), source);
     file.set_len(pack.memory_len()).map_err(failed)?;
