@@ -93,10 +93,10 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
     let mut options = RestoreOptions::default()
         .overrides(overrides)
         .allowed(request.allow_paths)
-        .clock(request.clock)
         .unpack(unpack)
         .prefetch(request.prefetch)
         .record(request.record)
+        .clock(request.clock)
         // Firecracker checks no disk, and its clients expect no refusal.
         .changed_images(ChangedImages::Warn);
     options.resume = request.resume_vm;
