@@ -21,6 +21,11 @@ impl HostSocket {
         Listener::open("listen at vsock socket", path).map(Self)
     }
 
+    /// Removes the socket's file.
+    pub fn remove_file(&self) {
+        self.0.remove_file();
+    }
+
     /// Accepts the next host program, if one waits.
     pub fn accept(&self) -> io::Result<Option<UnixStream>> {
         self.0.accept()
