@@ -49,9 +49,9 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
 
   -k NAME           run only the tests of unit, small, faults and linux whose names contain NAME, and build
                     first what they need and what has changed, without optimisation; an error if no name
-                    contains it. Documentation tests and fuzzing are left out. On two processors: 2 s where nothing has
-                    changed, 15 s after a change in vmm (20 s more for unit tests), and 12 s for the lab that
-                    Linux tests boot, one for all of them. It installs nothing
+                    contains it. Documentation tests and fuzzing are left out. On two processors: 2 s
+                    where nothing has changed, 15 s after a change in vmm (20 s more for unit tests), and
+                    12 s for the lab that Linux tests boot, one for all of them. It installs nothing
   --yes             run Rust's own installer without a question if the distribution has no package rustup
   --lab             run the whole-program tests in the lab even where this host's KVM could run them
   --full            take guests with all devices at work through $GENERATIONS_FULL generations of

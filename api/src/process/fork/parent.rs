@@ -152,19 +152,19 @@ impl Child {
 
     fn send_handover(&mut self, handover: &Handover) -> Result<(), Failure> {
         let Some(socket) = &self.socket else { return Err(self.failure()) };
-        handover.send(&socket.0).or_else(|error| match &error {
-            Error::Host { source, .. } if is_closed(source) => Err(self.failure()),
-            _ => Err(Failure::child(&self.forked.api_socket, volt_vmm::problem(&error))),
+        handover.send(&socket.0).map_err(|error| match &error {
+            Error::Host { source, .. } if is_closed(source) => self.failure(),
+            _ => Failure::child(&self.forked.api_socket, volt_vmm::problem(&error)),
         })
     }
 
     fn send(&mut self, message: &impl Serialize) -> Result<(), Failure> {
         let Some(socket) = &mut self.socket else { return Err(self.failure()) };
-        socket.send(message).or_else(|source| match is_closed(&source) {
-            true => Err(self.failure()),
+        socket.send(message).map_err(|source| match is_closed(&source) {
+            true => self.failure(),
             false => {
                 let problem = volt_vmm::problem(&Failure::system("send a message to the child", source));
-                Err(Failure::child(&self.forked.api_socket, problem))
+                Failure::child(&self.forked.api_socket, problem)
             }
         })
     }
