@@ -30,7 +30,7 @@ USERFAULTFD_TESTS=(
     devices::virtio::queue::tests
 )
 TARGET=${CARGO_TARGET_DIR:-target}
-ALL=(unit small linux fuzz)
+ALL=(unit small faults linux fuzz)
 FUZZ_SECONDS=10
 FUZZERS=4 # at once, where there are processors for so many
 
@@ -44,16 +44,17 @@ The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none
 A whole-program test that fails runs once more, alone, and is reported as a flake if it then passes. It counts
 as failed. JUnit reports of the whole-program tests are in target/junit.
 
-  -k NAME           run only the tests of unit, small and linux whose names contain NAME, and build first what
-                    they need and what has changed, without optimisation; an error if no name contains it.
-                    Documentation tests and fuzzing are left out. On two processors: 2 s where nothing has
-                    changed, 15 s after a change in vmm (20 s more for unit tests), and 12 s for the lab that
-                    Linux tests boot, one for all of them. It installs nothing
+  -k NAME           run only the tests of unit, small, faults and linux whose names contain NAME, and build
+                    first what they need and what has changed, without optimisation; an error if no name
+                    contains it. Documentation tests and fuzzing are left out. On two processors: 2 s
+                    where nothing has changed, 15 s after a change in vmm (20 s more for unit tests), and
+                    12 s for the lab that Linux tests boot, one for all of them. It installs nothing
   --yes             run Rust's own installer without a question if the distribution has no package rustup
   --lab             run the whole-program tests in the lab even where this host's KVM could run them
   --full            take guests with all devices at work through $GENERATIONS_FULL generations of
                     snapshots, not just $GENERATIONS, and replay $POWER_CUTS_FULL power cuts of each
-                    operation, not just $POWER_CUTS; fork ${FORKS_FULL#*,} times in sequence, with
+                    operation, not just $POWER_CUTS; fail every system call of each act in every way, not
+                    just some of them; fork ${FORKS_FULL#*,} times in sequence, with
                     ${FORKS_FULL%,*} alive; run the small tests once more in the lab, with shared memory
                     in huge pages; fuzz all targets
   --fuzz-seconds N  fuzz all targets, each for so long; by default those that the change touches, for
@@ -62,7 +63,9 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take
 (default $LAB_SECONDS, with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the
 newer kernel (by default they change with each commit); VOLT_GENERATIONS, VOLT_POWER_CUTS and VOLT_FORKS
-(ALIVE,SEQUENCE), numbers other than those; VOLT_PATIENCE, after how many seconds a test gives up a wait.
+(ALIVE,SEQUENCE), numbers other than those; VOLT_FAULTS, how many faults of each act are injected (or all),
+and VOLT_FAULT_SEED, which ones (by default they change with each commit); VOLT_PATIENCE, after how many
+seconds a test gives up a wait.
 END
 }
 
@@ -165,12 +168,12 @@ make_second_kernel() {
 make_debug_program() { cargo build --quiet --locked --workspace --bin volt-vmm; }
 make_program() { cargo build --quiet --locked --release --package volt-api --bin volt-vmm; }
 
-# The whole-program tests' executables, as $work/small and $work/linux.
+# The whole-program tests' executables, as $work/small, $work/linux and $work/faults.
 make_whole_program_tests() {
-    cargo test --quiet --locked --workspace --test small --test linux --no-run --message-format=json \
-        >"$work/built" || return 1
+    cargo test --quiet --locked --workspace --test small --test linux --test faults --no-run \
+        --message-format=json >"$work/built" || return 1
     local test executable
-    for test in small linux; do
+    for test in small linux faults; do
         executable=$(jq -r --arg test "$test" \
             'select(.reason == "compiler-artifact" and .target.name == $test and .executable) | .executable' \
             "$work/built")
@@ -259,9 +262,10 @@ matching_unit_tests() {
 natively() {
     cases_of "$1" >"$work/listed" || return
     expect "$1" "$work/listed" || return
+    [ -z "$faults" ] || export VOLT_FAULTS=$faults
     VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
-        VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=$forks \
+        VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=$forks VOLT_FAULT_SEED=$fault_seed \
         "$(readlink "$work/$1")" --rerun-failed \
         --results "$results/$1.jsonl" --junit "$TARGET/junit/$1.xml" "${@:2}"
 }
@@ -495,17 +499,17 @@ give_up() {
 run_matching() {
     local suite
     if wants unit; then stage "unit tests with $name_part in their names" matching_unit_tests; fi
-    if wants small || wants linux; then
+    if wants small || wants linux || wants faults; then
         stage "build whole-program tests" make_whole_program_tests || give_up
     fi
-    for suite in small linux; do
+    for suite in small linux faults; do
         wants "$suite" || continue
         stage "list $suite" choose "$suite" || give_up
         [ -s "$work/chosen-$suite" ] || rm "$work/chosen-$suite"
     done
     # Only Linux guests need what takes minutes to build where it is missing.
     : >"$work/kernel" && : >"$work/initrd" && : >"$work/stock"
-    if [ -e "$work/chosen-small" ] || [ -e "$work/chosen-linux" ]; then
+    if [ -e "$work/chosen-small" ] || [ -e "$work/chosen-linux" ] || [ -e "$work/chosen-faults" ]; then
         stage "volt-vmm" make_debug_program || give_up
         program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/debug/volt-vmm
         [ ! -e "$work/chosen-linux" ] || stage "guest kernel and init" make_guest || give_up
@@ -526,9 +530,9 @@ choose() {
 run_chosen() {
     local suite emulated=()
     LABS=1
-    for suite in small linux; do
+    for suite in small linux faults; do
         [ -e "$work/chosen-$suite" ] || continue
-        if [ -z "$lab" ] && can_run "$suite"; then
+        if [ "$suite" = faults ] || { [ -z "$lab" ] && can_run "$suite"; }; then
             stage "whole-program tests, $suite, natively" natively "$suite" "$name_part"
         else
             emulated+=("$suite")
@@ -548,7 +552,8 @@ run_chosen() {
 wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
 
 main() {
-    local lab="" full="" yes="" input generations power_cuts forks huge_pages="" suite suites_given
+    local lab="" full="" yes="" input generations power_cuts forks faults fault_seed huge_pages="" suite
+    local suites_given
     local where=() emulated=()
     suites=() fuzz_seconds=$FUZZ_SECONDS name_part=""
     while [ $# -gt 0 ]; do
@@ -567,7 +572,7 @@ main() {
                 name_part=$2
                 shift
                 ;;
-            unit | small | linux | fuzz) suites+=("$1") ;;
+            unit | small | faults | linux | fuzz) suites+=("$1") ;;
             *) echo "test: unknown argument $1 (see --help)" >&2 && exit 1 ;;
         esac
         shift
@@ -581,6 +586,8 @@ main() {
     [ -z "$full" ] || power_cuts=$POWER_CUTS_FULL
     power_cuts=${VOLT_POWER_CUTS:-$power_cuts}
     forks=${VOLT_FORKS:-${full:+$FORKS_FULL}}
+    faults=${VOLT_FAULTS:-${full:+all}}
+    fault_seed=${VOLT_FAULT_SEED:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-tests.XXXXXX") || exit 1
     fuzz_build="" begun=()
@@ -592,7 +599,7 @@ main() {
     mkdir -p "$results" "$TARGET/junit"
 
     if [ -n "$name_part" ]; then
-        [ "$suites_given" -gt 0 ] || suites=(unit small linux)
+        [ "$suites_given" -gt 0 ] || suites=(unit small faults linux)
         run_matching
         return
     fi
@@ -601,7 +608,7 @@ main() {
     exec {input}<&0
     stage "install what is missing" install_missing || give_up
     exec {input}<&-
-    if wants small || wants linux; then
+    if wants small || wants linux || wants faults; then
         stage "guest kernel" make_kernel || give_up
         stage "guest init" make_init || give_up
         stage "stock kernel" make_stock_kernel || give_up
@@ -611,7 +618,7 @@ main() {
     fi
 
     if wants unit; then stage "unit and documentation tests" unit_tests; fi
-    if wants small || wants linux; then
+    if wants small || wants linux || wants faults; then
         stage "volt-vmm" finish program "$BUILD_LIMIT" || give_up
         program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/release/volt-vmm
         stage "order of volt-vmm's functions" scripts/order.sh --check "$program"
@@ -626,6 +633,11 @@ main() {
             emulated+=("$suite")
         fi
     done
+    # Where there is no KVM, each of these tests is skipped by its name.
+    if wants faults; then
+        where+=("faults: natively, on this host's KVM")
+        stage "whole-program tests, faults, natively" natively faults
+    fi
     if wants small && [[ " ${emulated[*]} " != *" small "* ]] && ! can_run linux; then
         echo "$SMALL_IN_LAB" >"$work/only-small"
         where+=("some of small: in the lab too")

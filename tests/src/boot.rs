@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::faults::Injector;
 use crate::guest::Guest;
 use crate::held_syncs::HeldSyncs;
 use crate::kvm_shim::KvmShim;
@@ -30,6 +31,7 @@ pub struct Boot<'a> {
     namespace: Option<&'a Namespace>,
     shim: KvmShim,
     syncs: Option<&'a HeldSyncs>,
+    faults: Option<&'a Injector>,
     scratch: Scratch,
 }
 
@@ -82,6 +84,7 @@ impl<'a> Boot<'a> {
             namespace: None,
             shim: KvmShim::new(),
             syncs: None,
+            faults: None,
             scratch: Scratch::new(),
         }
     }
@@ -148,6 +151,12 @@ impl<'a> Boot<'a> {
         Self { syncs: Some(syncs), ..self }
     }
 
+    /// Lets the test fail system calls of the VM.
+    #[must_use]
+    pub fn faults(self, faults: &'a Injector) -> Self {
+        Self { faults: Some(faults), ..self }
+    }
+
     /// Uses this scratch directory.
     #[must_use]
     pub fn scratch(self, scratch: &Scratch) -> Self {
@@ -160,8 +169,8 @@ impl<'a> Boot<'a> {
         let socket = self.scratch.fresh("api");
         let mut arguments = self.arguments();
         arguments.extend(["--api-socket".into(), socket.clone().into_os_string()]);
-        let Self { input, namespace, shim, syncs, scratch, .. } = self;
-        Launch { input, namespace, shim, syncs, ..Launch::of(arguments) }.start(scratch, socket)
+        let Self { input, namespace, shim, syncs, faults, scratch, .. } = self;
+        Launch { input, namespace, shim, syncs, faults, ..Launch::of(arguments) }.start(scratch, socket)
     }
 
     /// Runs `volt-vmm` to its end, without input.

@@ -169,12 +169,12 @@ pub(crate) fn answer_to(calls: &[libc::c_long], action: u32) -> Vec<libc::sock_f
     program
 }
 
-fn statement(code: u32, k: u32) -> libc::sock_filter {
+pub(crate) fn statement(code: u32, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt: 0, jf: 0, k }
 }
 
 /// Skips `jt` statements where the loaded word is `k`, `jf` where not.
-fn equal(k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+pub(crate) fn equal(k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, jt, jf, k }
 }
 

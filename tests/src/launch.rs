@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 
+use crate::faults::Injector;
 use crate::guest::Guest;
 use crate::held_syncs::HeldSyncs;
 use crate::kvm_shim::KvmShim;
@@ -45,13 +46,15 @@ pub(crate) struct Launch<'a> {
     pub(crate) pressure: Option<&'a Pressure>,
     /// The syncs that the test can hold.
     pub(crate) syncs: Option<&'a HeldSyncs>,
+    /// The faults of its system calls.
+    pub(crate) faults: Option<&'a Injector>,
 }
 
 impl Launch<'_> {
     /// Starts `volt-vmm` with input from the test and no special surroundings.
     pub(crate) fn of(arguments: Vec<OsString>) -> Self {
         let (input, shim) = (Input::Test, KvmShim::new());
-        Self { arguments, input, namespace: None, shim, pressure: None, syncs: None }
+        Self { arguments, input, namespace: None, shim, pressure: None, syncs: None, faults: None }
     }
 
     pub(crate) fn start(self, scratch: Scratch, socket: PathBuf) -> Guest {
@@ -66,6 +69,9 @@ impl Launch<'_> {
         self.shim.apply(&mut command);
         if let Some(syncs) = self.syncs {
             syncs.apply(&mut command);
+        }
+        if let Some(faults) = self.faults {
+            faults.apply(&mut command);
         }
         // SAFETY: between fork and exec only system calls are made.
         unsafe { command.pre_exec(become_a_child) };

@@ -12,6 +12,7 @@
 pub mod boot;
 pub mod child;
 pub mod damage;
+pub mod faults;
 pub mod guest;
 pub mod held_syncs;
 pub mod host;
@@ -20,6 +21,7 @@ pub mod launch;
 pub mod namespace;
 pub mod need;
 pub mod network;
+mod notified;
 pub mod numbers;
 pub mod outcome;
 pub mod pagers;

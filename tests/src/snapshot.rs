@@ -11,6 +11,7 @@ use rustix::fs::SeekFrom;
 use serde_json::Value;
 
 use crate::damage::overwrite;
+use crate::faults::Injector;
 use crate::guest::Guest;
 use crate::kvm_shim::KvmShim;
 use crate::launch::{Input, Launch};
@@ -125,6 +126,13 @@ impl Snapshot {
     pub fn restore_under(&self, pressure: &Pressure, options: &[&str]) -> Guest {
         let (arguments, socket) = self.restore_arguments(options);
         Launch { pressure: Some(pressure), ..Launch::of(arguments) }.start(self.scratch.clone(), socket)
+    }
+
+    /// Restores the snapshot and lets the test fail system calls of the VM and its descendants.
+    #[must_use]
+    pub fn restore_with_faults(&self, faults: &Injector, options: &[&str]) -> Guest {
+        let (arguments, socket) = self.restore_arguments(options);
+        Launch { faults: Some(faults), ..Launch::of(arguments) }.start(self.scratch.clone(), socket)
     }
 
     fn launch(&self, namespace: Option<&Namespace>, shim: &KvmShim, options: &[&str]) -> Guest {

@@ -18,7 +18,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use crate::error::{Error, Result};
 
@@ -42,35 +42,51 @@ const ATTEMPTS: u32 = 100;
 /// Creates a directory of mode 0700 in `parent`, and locks it. The lock lasts as long as the descriptor.
 pub fn create_dir(parent: &Path, name: &str) -> io::Result<(PathBuf, File)> {
     let directory = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    create(parent, name, |path| {
+    let make = |path: &Path| {
         DirBuilder::new().mode(0o700).create(path)?;
-        rustix::fs::open(path, directory, Mode::empty()).map(File::from).map_err(io::Error::from)
-    })
+        let opened = retry_on_intr(|| rustix::fs::open(path, directory, Mode::empty()));
+        opened.map(File::from).map_err(|errno| {
+            // Fails if a remover was faster.
+            let _ = rustix::fs::rmdir(path);
+            io::Error::from(errno)
+        })
+    };
+    create(parent, name, make, |path| rustix::fs::rmdir(path))
 }
 
 /// Creates a file in `parent` for writing, and locks it. The lock lasts as long as the descriptor.
 pub fn create_file(parent: &Path, name: &str, mode: u32) -> io::Result<(PathBuf, File)> {
-    create(parent, name, |path| File::options().write(true).create_new(true).mode(mode).open(path))
+    let make = |path: &Path| File::options().write(true).create_new(true).mode(mode).open(path);
+    create(parent, name, make, |path| rustix::fs::unlink(path))
 }
 
 fn create(
     parent: &Path,
     name: &str,
     make: impl Fn(&Path) -> io::Result<File>,
+    unmake: impl Fn(&Path) -> rustix::io::Result<()>,
 ) -> io::Result<(PathBuf, File)> {
     for _ in 0..ATTEMPTS {
         let path = parent.join(format!(".{name}.{}{SUFFIX}", random_hex().map_err(io::Error::other)?));
         match make(&path) {
-            Ok(file) if lock(&file) != Lock::Taken && is_named(CWD, &path, &rustix::fs::fstat(&file)?) => {
-                return Ok((path, file));
-            }
-            // A remover found the file before it was locked.
-            Ok(_) => {}
+            Ok(file) => match claim(&file, &path) {
+                Ok(true) => return Ok((path, file)),
+                Ok(false) => {}
+                Err(errno) => {
+                    let _ = unmake(&path);
+                    return Err(errno.into());
+                }
+            },
             Err(error) if error.kind() == ErrorKind::NotFound && parent.is_dir() => {}
             Err(error) => return Err(error),
         }
     }
     Err(io::Error::other("other processes keep removing new files there"))
+}
+
+/// Locks a new file. Returns false if a remover found it before it was locked.
+fn claim(file: &File, path: &Path) -> rustix::io::Result<bool> {
+    Ok(lock(file)? != Lock::Taken && is_named(CWD, path, &rustix::fs::fstat(file)?)?)
 }
 
 /// Removes this user's directories in `parent` that killed writers left. Files in them go too. A directory
@@ -118,7 +134,7 @@ fn remove(parent: BorrowedFd<'_>, name: &Path, kind: FileType) -> rustix::io::Re
     let file = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let opened = rustix::fs::fstat(&file)?;
     // An entry that was published or removed meanwhile has another name, or none.
-    if !is_ours(&opened) || lock(&file) != Lock::Held || !is_named(parent, name, &opened) {
+    if !is_ours(&opened) || lock(&file)? != Lock::Held || !is_named(parent, name, &opened)? {
         return Ok(false);
     }
     if kind != FileType::Directory {
@@ -159,18 +175,24 @@ enum Lock {
     Unknown,
 }
 
-fn lock(file: impl AsFd) -> Lock {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Lock::Held,
-        Err(Errno::WOULDBLOCK) => Lock::Taken,
-        Err(_) => Lock::Unknown,
+/// Locks a file. Only a file system without locks may leave a writer's file without one: a remover would take
+/// it for a leftover.
+fn lock(file: impl AsFd) -> rustix::io::Result<Lock> {
+    match retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+        Ok(()) => Ok(Lock::Held),
+        Err(Errno::WOULDBLOCK) => Ok(Lock::Taken),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK | Errno::INVAL | Errno::BADF) => Ok(Lock::Unknown),
+        Err(errno) => Err(errno),
     }
 }
 
 /// Whether `name` in `parent` is still the opened file.
-fn is_named(parent: BorrowedFd<'_>, name: &Path, opened: &Stat) -> bool {
-    rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
-        .is_ok_and(|found| (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino))
+fn is_named(parent: BorrowedFd<'_>, name: &Path, opened: &Stat) -> rustix::io::Result<bool> {
+    match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) => Ok((found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Returns 128 random bits as 32 hex digits.

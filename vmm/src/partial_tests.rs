@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::*;
-use crate::testing::ScratchDir;
+use crate::testing::{ScratchDir, apart, refuse_calls};
 
 fn names_in(scratch: &ScratchDir) -> Vec<String> {
     let entries = fs::read_dir(&scratch.0).unwrap();
@@ -95,9 +95,9 @@ fn entries_of_other_names_kinds_or_modes_stay() {
 fn writer_takes_another_name_after_a_removal_before_its_lock() {
     let scratch = ScratchDir::new();
     let mut first = true;
-    let (path, _lock) = create(&scratch.0, "warm", {
+    let make = {
         let first = std::cell::RefCell::new(&mut first);
-        move |path| {
+        move |path: &Path| {
             DirBuilder::new().mode(0o700).create(path)?;
             let opened = File::open(path);
             if std::mem::take(&mut **first.borrow_mut()) {
@@ -106,8 +106,8 @@ fn writer_takes_another_name_after_a_removal_before_its_lock() {
             }
             opened
         }
-    })
-    .unwrap();
+    };
+    let (path, _lock) = create(&scratch.0, "warm", make, |path| rustix::fs::rmdir(path)).unwrap();
     assert_eq!(names_in(&scratch), [path.file_name().unwrap().to_str().unwrap()]);
 }
 
@@ -149,4 +149,36 @@ fn concurrent_removers_keep_files_of_living_writers() {
     for name in names {
         assert_eq!(fs::read(scratch.0.join(name).join("memory.snap")).unwrap(), b"secret");
     }
+}
+
+#[test]
+fn directory_that_cannot_be_opened_or_locked_is_removed() {
+    static OPENS: [libc::c_long; 2] = [libc::SYS_open, libc::SYS_openat];
+    for (calls, errno) in [(&[libc::SYS_flock][..], libc::EIO), (&OPENS, libc::EMFILE)] {
+        apart(move || {
+            let scratch = ScratchDir::new();
+            refuse_calls(calls, errno);
+            let error = create_dir(&scratch.0, "warm").unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(errno));
+            let left = fs::remove_dir(&scratch.0);
+            assert!(left.is_ok(), "the directory is left behind: {left:?}");
+        });
+    }
+}
+
+/// A remover would take a file without a lock for a leftover.
+#[test]
+fn writer_without_a_lock_is_refused_where_the_file_system_has_locks() {
+    for errno in [libc::EIO, libc::ENOMEM, libc::ENOSPC] {
+        apart(move || {
+            let scratch = ScratchDir::new();
+            refuse_calls(&[libc::SYS_flock], errno);
+            assert_eq!(create_file(&scratch.0, "set", 0o400).unwrap_err().raw_os_error(), Some(errno));
+        });
+    }
+    apart(|| {
+        let scratch = ScratchDir::new();
+        refuse_calls(&[libc::SYS_flock], libc::EOPNOTSUPP);
+        create_file(&scratch.0, "set", 0o400).unwrap();
+    });
 }

@@ -112,6 +112,8 @@ pub(crate) struct SocketFile {
 impl SocketFile {
     fn of(path: &Path) -> Result<Self, Failure> {
         let identity = identity(path).map_err(|error| {
+            // The lock on the directory is still held, so the file is the one that was just bound.
+            let _ = fs::remove_file(path);
             Failure::socket(path, format!("cannot read the metadata of the bound socket: {error}"))
         })?;
         Ok(Self { path: path.to_owned(), identity })

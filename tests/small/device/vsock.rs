@@ -58,3 +58,25 @@ fn clone_with_another_address_sees_its_connections_reset() {
     talks(&mut clone, &others);
     assert!(!guest.output().contains("reset"), "{}", guest.output());
 }
+
+#[test]
+fn ended_vm_removes_its_sockets() {
+    needs!(kvm);
+    for ends_by_signal in [false, true] {
+        let scratch = Scratch::new();
+        let (vsock, console) = (scratch.path("vsock"), scratch.path("console"));
+        let mut guest = Boot::small("vsock")
+            .device(["--vsock".into(), format!("cid=5,socket={}", vsock.display())])
+            .device(["--console".into(), console.display().to_string()])
+            .start();
+        guest.next_number("cid");
+        assert!(vsock.exists() && console.exists());
+        if ends_by_signal {
+            guest.signal(rustix::process::Signal::TERM);
+        } else {
+            assert_eq!(guest.ask("PUT", "/v1/stop", "").0, 204);
+        }
+        guest.wait_exit();
+        assert!(!vsock.exists() && !console.exists(), "sockets are left: {:?}", scratch.list());
+    }
+}

@@ -194,6 +194,17 @@ impl Platform {
         self.handles.balloon.as_ref()
     }
 
+    /// Removes the files of the devices' sockets. The guest has ended, but its process may end without a drop
+    /// of its devices.
+    pub(crate) fn remove_sockets(&self) {
+        if let Some(vsock) = &self.handles.vsock {
+            lock(vsock).remove_socket();
+        }
+        if let Some(console) = &self.handles.console {
+            lock(console).remove_socket();
+        }
+    }
+
     /// Calls `act` when the guest has written a whole line to its serial port or its virtio console, perhaps
     /// for both at once.
     pub(crate) fn at_line(&self, act: impl Fn() + Clone + Send + 'static) {

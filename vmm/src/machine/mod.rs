@@ -138,14 +138,15 @@ impl Machine {
         self.shell.control.end(Err(format!("could not {act}: {}", report(error))));
     }
 
-    /// Halts the devices of an ended guest, and writes its data to the files of its disks. Failures are only
-    /// logged, because no caller can act on them.
+    /// Halts the devices of an ended guest, removes their sockets, and writes its data to the files of its
+    /// disks. Failures are only logged, because no caller can act on them.
     pub(crate) fn settle(&self) {
         let why = "the VM ended while a device waited for guest memory";
         let faults = self.shell.ram.faults();
         let let_go = faults.map(|faults| faults.let_go_after(DROP_LIMIT, why)).transpose();
         let _let_go = let_go.inspect_err(|error| log::warn!("{}", report(error)));
         self.platform.halt();
+        self.platform.remove_sockets();
         for disk in self.platform.disks().values() {
             if let Err(error) = lock(disk).settle() {
                 log::error!("{}", report(&error));

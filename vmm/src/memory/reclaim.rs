@@ -74,7 +74,8 @@ fn punch(base: &File, range: Range<u64>) -> rustix::io::Result<()> {
     if range.is_empty() {
         Ok(())
     } else {
-        rustix::fs::fallocate(base, hole, range.start, range.end - range.start)
+        let punch = || rustix::fs::fallocate(base, hole, range.start, range.end - range.start);
+        rustix::io::retry_on_intr(punch)
     }
 }
 

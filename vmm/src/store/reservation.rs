@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 
 use rustix::fs::{FallocateFlags, fallocate, fstatfs, fstatvfs, ftruncate};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 /// Bytes released at once, ahead of the writes.
 const AHEAD: u64 = 16 << 20;
@@ -39,7 +39,7 @@ impl SpaceReservation {
         let allocated = match bytes {
             0 => Ok(()),
             _ if is_tmpfs => Err(Errno::OPNOTSUPP),
-            _ => fallocate(&file, FallocateFlags::empty(), 0, bytes),
+            _ => retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)),
         };
         let holds = match allocated {
             Ok(()) => !is_tmpfs,
@@ -59,7 +59,7 @@ impl SpaceReservation {
             return Ok(check_free(&self.file, bytes)?);
         }
         let left = self.left.get();
-        match fallocate(&self.file, FallocateFlags::empty(), left, bytes) {
+        match retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), left, bytes)) {
             Ok(()) => self.left.set(left + bytes),
             // A reservation of 0 bytes does not show whether the file system has `fallocate`.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&self.file, bytes)?,

@@ -158,13 +158,22 @@ impl Child {
     }
 
     fn send_handover(&mut self, handover: &Handover) -> Result<(), Failure> {
-        let sent = self.socket.as_ref().is_some_and(|socket| handover.send(&socket.0).is_ok());
-        if sent { Ok(()) } else { Err(self.failure()) }
+        let Some(socket) = &self.socket else { return Err(self.failure()) };
+        handover.send(&socket.0).map_err(|error| match &error {
+            Error::Host { source, .. } if is_closed(source) => self.failure(),
+            _ => Failure::child(&self.forked.api_socket, volt_vmm::problem(&error)),
+        })
     }
 
     fn send(&mut self, message: &impl Serialize) -> Result<(), Failure> {
-        let sent = self.socket.as_mut().is_some_and(|socket| socket.send(message).is_ok());
-        if sent { Ok(()) } else { Err(self.failure()) }
+        let Some(socket) = &mut self.socket else { return Err(self.failure()) };
+        socket.send(message).map_err(|source| match is_closed(&source) {
+            true => self.failure(),
+            false => {
+                let problem = volt_vmm::problem(&Failure::system("send a message to the child", source));
+                Failure::child(&self.forked.api_socket, problem)
+            }
+        })
     }
 
     /// Returns the error of a child that closed its socket. The child sends it before it exits.
@@ -207,6 +216,12 @@ impl Drop for Child {
             self.serial.iter().for_each(|path| drop(fs::remove_file(path)));
         }
     }
+}
+
+/// Tells whether a send failed because the child closed its socket. After another failure the child lives and
+/// waits for the message, so the parent must not wait for the child.
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
 }
 
 /// Opens a file to append output to, and says whether it is new.

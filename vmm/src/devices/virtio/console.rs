@@ -78,6 +78,11 @@ impl VirtioConsole {
         Ok(Self { listener, ready, rest: None, client: None, output: PendingOutput::default() })
     }
 
+    /// Removes the socket's file, because the guest has ended.
+    pub fn remove_socket(&self) {
+        self.listener.remove_file();
+    }
+
     /// Calls `act` when the guest has written a whole line.
     pub fn at_line(&mut self, act: impl FnOnce() + Send + 'static) {
         self.output.at_line.set(act);

@@ -46,9 +46,22 @@ impl Listener {
             bound => bound,
         };
         let socket = bound.map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        let file = identity(&on_host).map_err(failed)?;
+        let found = socket.set_nonblocking(true).and_then(|()| identity(&on_host));
+        let file = found.map_err(|source| {
+            // The lock on the directory is still held, so the file is the one that was just bound.
+            let _ = std::fs::remove_file(&on_host);
+            failed(source)
+        })?;
         Ok(Self { socket, path: path.clone(), file })
+    }
+
+    /// Removes the file, unless another file has replaced it. A second call has no effect.
+    pub fn remove_file(&self) {
+        let on_host = self.path.on_host();
+        if identity(&on_host).is_ok_and(|file| file == self.file) {
+            // A file that cannot be removed stays, and the next listener replaces it.
+            let _ = std::fs::remove_file(on_host);
+        }
     }
 
     /// Accepts the first waiting connection, if there is one. Neither this call nor the stream blocks.
@@ -81,11 +94,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let on_host = self.path.on_host();
-        if identity(&on_host).is_ok_and(|file| file == self.file) {
-            // A file that cannot be removed stays, and the next listener replaces it.
-            let _ = std::fs::remove_file(on_host);
-        }
+        self.remove_file();
     }
 }
 
@@ -118,7 +127,7 @@ fn remove_if_stale(path: &SocketPath) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::error::report;
-    use crate::testing::ScratchDir;
+    use crate::testing::{ScratchDir, apart, refuse_calls};
 
     #[test]
     fn stale_socket_is_replaced_and_removed_at_the_end() {
@@ -182,6 +191,18 @@ mod tests {
             assert_eq!(opened.iter().filter(|opened| opened.is_ok()).count(), 1, "{round}: {opened:?}");
             UnixStream::connect(&path).unwrap();
         }
+    }
+
+    #[test]
+    fn socket_that_cannot_be_examined_is_removed() {
+        apart(|| {
+            let scratch = ScratchDir::new();
+            let path = scratch.join("vsock");
+            refuse_calls(&[libc::SYS_lstat, libc::SYS_newfstatat, libc::SYS_statx], libc::EIO);
+            Listener::open("listen at", &path.clone().into()).unwrap_err();
+            let left = std::fs::read_dir(&*scratch).unwrap().count();
+            assert_eq!(left, 0, "a socket is left");
+        });
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 /// Bytes copied at once.
 const STEP: usize = 1 << 20;
@@ -78,7 +78,7 @@ pub fn punches(file: &File) -> io::Result<bool> {
 /// Punches a hole. Returns whether the file system can.
 fn punch(file: &File, at: &Range<u64>) -> io::Result<bool> {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match fallocate(file, punch, at.start, at.end - at.start) {
+    match retry_on_intr(|| fallocate(file, punch, at.start, at.end - at.start)) {
         Ok(()) => Ok(true),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
         Err(errno) => Err(errno.into()),
@@ -127,7 +127,8 @@ fn bytes(from: &File, to: &File, Range { start, end }: Range<u64>) -> io::Result
     let (mut read, mut written) = (start, start);
     while read < end {
         let left = (end - read) as usize;
-        match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), left) {
+        let mut copy = || rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), left);
+        match retry_on_intr(&mut copy) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => {}
             Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => break,

@@ -198,17 +198,21 @@ pub(crate) struct Manifest {
 }
 
 /// Encodes a state file. `mark` makes the mark of the bytes between checksum and mark, if the file gets one.
+///
+/// # Errors
+/// The mark fails, or the state has no JSON.
 pub(crate) fn encode(
     metadata: &Metadata,
     config: &VmConfig,
     machine: &MachineState,
-    mark: impl FnOnce(&[u8]) -> Option<String>,
-) -> serde_json::Result<Vec<u8>> {
+    mark: impl FnOnce(&[u8]) -> Result<Option<String>>,
+) -> Result<Vec<u8>> {
     let mut body =
-        serde_json::to_vec(&ManifestBody { version: VERSION, arch: ARCH, metadata, config, machine })?;
+        serde_json::to_vec(&ManifestBody { version: VERSION, arch: ARCH, metadata, config, machine })
+            .map_err(|source| Error::state("the machine", source))?;
     body.remove(0); // the opening brace stands before the checksum
     let brace = body.pop();
-    if let Some(mark) = mark(&body) {
+    if let Some(mark) = mark(&body)? {
         body.extend(format!("{MARK}{mark}\"").into_bytes());
     }
     body.extend(brace);

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
 
 use crate::error::{Error, Result};
 
@@ -43,10 +44,17 @@ impl<'a> SnapshotDir<'a> {
 
     /// Whether the directory has a file of this name. Links are not followed, so the answer reveals nothing
     /// about their targets.
-    pub fn has(&self, name: &str) -> bool {
+    ///
+    /// # Errors
+    /// The host cannot tell.
+    pub fn has(&self, name: &str) -> Result<bool> {
         let path = self.path.join(name);
-        let (directory, path) = self.at(name.as_ref(), &path);
-        rustix::fs::statat(directory, path, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+        let (directory, at) = self.at(name.as_ref(), &path);
+        match rustix::fs::statat(directory, at, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+            Err(errno) => Err(Error::file("look at", path.display(), errno)),
+        }
     }
 
     /// Opens a regular file of the snapshot, and returns it with its length. Opening does not block on a
@@ -58,7 +66,7 @@ impl<'a> SnapshotDir<'a> {
         let path = self.path.join(name.as_ref());
         let (directory, at) = self.at(name.as_ref(), &path);
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat(directory, at, flags, Mode::empty());
+        let opened = retry_on_intr(|| rustix::fs::openat(directory, at, flags, Mode::empty()));
         let file = File::from(opened.map_err(|why| self.missing(&path, why.into()))?);
         let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;
         if !metadata.is_file() {
@@ -113,7 +121,7 @@ mod tests {
             std::io::read_to_string(file).unwrap()
         };
         assert_eq!(read(checked.place()), "own");
-        assert!(!checked.place().has("memory.snap"));
+        assert!(!checked.place().has("memory.snap").unwrap());
         let error = checked.place().open_regular("memory.snap").unwrap_err().to_string();
         assert!(error.contains("memory.snap") && error.contains("is missing"), "{error}");
         // By path, it is the other directory.

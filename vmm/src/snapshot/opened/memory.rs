@@ -105,10 +105,10 @@ impl SnapshotMemory {
         named: Option<&MemoryFile>,
     ) -> Result<Self> {
         let snapshot = snapshot.into();
-        let is_packed = snapshot.has(PACK_FILE);
+        let is_packed = snapshot.has(PACK_FILE)?;
         let name = if is_packed { PACK_FILE } else { MEMORY_FILE };
         let path = snapshot.path().join(name);
-        if is_packed && snapshot.has(MEMORY_FILE) {
+        if is_packed && snapshot.has(MEMORY_FILE)? {
             let problem =
                 format!("lies beside a {MEMORY_FILE}, but a snapshot has only one of the two files");
             return Err(Error::snapshot(path, problem));

@@ -108,8 +108,11 @@ fn find_base(
     let mut refused = None;
     for place in places {
         let found = match granted(&place) {
-            Ok(found) if !found.place().has(STATE_FILE) => continue,
-            Ok(found) => base_at(snapshot, wanted, found),
+            Ok(found) => match found.place().has(STATE_FILE) {
+                Ok(true) => base_at(snapshot, wanted, found),
+                Ok(false) => continue,
+                Err(error) => Err(error),
+            },
             Err(error) => Err(error),
         };
         match found {

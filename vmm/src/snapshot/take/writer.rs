@@ -269,9 +269,8 @@ pub(crate) fn write_state(
     marked: bool,
     dir: &NewDir,
 ) -> Result<()> {
-    let mark = |body: &[u8]| marked.then(|| grant::mark(metadata, config, body)).flatten();
-    let text = manifest::encode(metadata, config, state, mark)
-        .map_err(|source| Error::state("the machine", source))?;
+    let mark = |body: &[u8]| if marked { grant::mark(metadata, config, body) } else { Ok(None) };
+    let text = manifest::encode(metadata, config, state, mark)?;
     let file = dir.create(STATE_FILE)?;
     (&file)
         .write_all(&text)

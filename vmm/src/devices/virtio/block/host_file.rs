@@ -7,9 +7,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use super::bounce;
 use super::bounce::BounceBuffer;
@@ -26,6 +27,9 @@ pub const MAX_PIECES: usize = 1024;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// `_IO(0x12, 119)` (linux/fs.h)
 const BLKDISCARD: libc::Ioctl = 0x1277;
+/// The time between two attempts to lock, and their number: one second in all.
+const LOCK_RETRY: Duration = Duration::from_millis(5);
+const LOCK_ATTEMPTS: u32 = 200;
 
 /// An open file, locked against other users until its last duplicate is dropped.
 #[derive(Debug)]
@@ -105,7 +109,7 @@ impl HostFile {
             lock: (!matches!(file, FileRef::Fd(_))).then(Arc::default),
         };
         let kind = if wanted == OpenMode::Read { libc::F_RDLCK } else { libc::F_WRLCK };
-        opened.set_lock(kind).map_err(|source| match source.raw_os_error() {
+        opened.await_lock(kind).map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
                 let conflict = if wanted == OpenMode::Read { "written" } else { "used" };
                 let holder = holders::named(holders::of_lock(&opened.file));
@@ -186,6 +190,20 @@ impl HostFile {
 
     pub fn is_block_device(&self) -> bool {
         self.is_block_device
+    }
+
+    /// Takes the lock, and waits a moment for a holder. The kernel ends the io_uring of a killed VM after its
+    /// process, and with it the last use of the disk's file.
+    fn await_lock(&self, kind: libc::c_int) -> io::Result<()> {
+        for _ in 0..LOCK_ATTEMPTS {
+            match self.set_lock(kind) {
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                    std::thread::sleep(LOCK_RETRY);
+                }
+                done => return done,
+            }
+        }
+        self.set_lock(kind)
     }
 
     /// Takes or releases the lock, which belongs to the open file: two opens of one process exclude each
@@ -310,7 +328,7 @@ impl HostFile {
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
         for mode in [punch, zero].into_iter().skip(usize::from(!unmap)) {
-            match fallocate(&self.file, mode, at, len) {
+            match retry_on_intr(|| fallocate(&self.file, mode, at, len)) {
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
                 done => return Ok(done?),
             }
@@ -328,7 +346,7 @@ impl HostFile {
     pub fn discard(&self, DiskRange { at, len, unmap: _ }: DiskRange) -> io::Result<()> {
         if !self.is_block_device {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            return Ok(fallocate(&self.file, punch, at, len)?);
+            return Ok(retry_on_intr(|| fallocate(&self.file, punch, at, len))?);
         }
         let range = [at, len];
         // SAFETY: the kernel reads two numbers.

@@ -25,7 +25,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use super::bits;
 use super::digest;
@@ -138,7 +138,7 @@ fn boot_id() -> io::Result<u128> {
 
 /// Allocates the blocks of a range of a file, if the file system can.
 pub fn allocate(file: &File, at: u64, len: u64) -> io::Result<()> {
-    match fallocate(file, FallocateFlags::empty(), at, len) {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), at, len)) {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
         Err(refused) => Err(refused.into()),
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::ops::Range;
 
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::retry_on_intr;
 
 use super::clusters::{Clusters, count};
 use crate::memory::files::sparse;
@@ -68,7 +69,8 @@ impl PauseBuffer {
         let data = overlap(&self.data, &clusters);
         if data > 0 {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fallocate(&self.memory, punch, file_range.start, file_range.end - file_range.start)?;
+            let len = file_range.end - file_range.start;
+            retry_on_intr(|| fallocate(&self.memory, punch, file_range.start, len))?;
             self.data.remove(clusters.clone());
             self.len -= data;
         }

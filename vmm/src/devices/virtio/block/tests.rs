@@ -187,6 +187,21 @@ fn dropped_disk_can_be_opened_again_while_a_child_inherits_its_descriptor() {
     drop(inherited);
 }
 
+/// The kernel ends the io_uring of a killed VM after its process.
+#[test]
+fn disk_whose_user_ends_a_moment_later_is_opened() {
+    let dir = TestDir::new();
+    let path = dir.file("image", &[0; 4096]);
+    let open = || HostFile::open("disk0", &path.clone().into(), OpenMode::Write);
+    let file = open().unwrap();
+    std::thread::scope(|scope| {
+        let second = scope.spawn(open);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        drop(file);
+        second.join().unwrap().unwrap();
+    });
+}
+
 #[test]
 fn disk_that_is_dropped_leaves_the_lock_of_a_callers_descriptor() {
     let dir = TestDir::new();

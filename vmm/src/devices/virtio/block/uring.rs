@@ -41,6 +41,8 @@ pub struct UringEngine {
     free: Vec<u16>,
     /// Keeps the guest memory that requests point into.
     ram: Option<GuestRam>,
+    #[cfg(test)]
+    fault: uring_faults::CompletionFault,
 }
 
 /// A request in flight, in its slot.
@@ -109,6 +111,8 @@ impl UringEngine {
             slots: (0..entries).map(|_| None).collect(),
             free: (0..entries).collect(),
             ram: None,
+            #[cfg(test)]
+            fault: uring_faults::CompletionFault::of_new_engine(),
         })
     }
 
@@ -237,7 +241,10 @@ impl UringEngine {
         let completion = self.io_uring.completion().next()?;
         let slot = completion.user_data() as u16;
         let in_flight = self.slots[usize::from(slot)].take().expect("the kernel completes what it was given");
-        Some((slot, in_flight, completion.result()))
+        let result = completion.result();
+        #[cfg(test)]
+        let result = self.fault.alter(result);
+        Some((slot, in_flight, result))
     }
 
     /// Returns whether a write to a part of these bytes of the disk is in flight.
@@ -385,6 +392,14 @@ impl CompletedRequest {
         (head, super::request::written(filled, data))
     }
 }
+
+#[cfg(test)]
+#[path = "uring_faults.rs"]
+mod uring_faults;
+
+#[cfg(test)]
+#[path = "uring_fault_tests.rs"]
+mod fault_tests;
 
 #[cfg(test)]
 #[path = "uring_tests.rs"]

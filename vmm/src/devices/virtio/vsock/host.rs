@@ -32,6 +32,11 @@ impl HostSocket {
         Ok(Self { listener, opener })
     }
 
+    /// Removes the socket's file.
+    pub fn remove_file(&self) {
+        self.listener.remove_file();
+    }
+
     /// Accepts the next host program, if one waits.
     pub fn accept(&self) -> io::Result<Option<UnixStream>> {
         self.listener.accept()

@@ -72,6 +72,11 @@ impl Vsock {
         Ok(Self { cid, table, reset: TransportReset::Settled })
     }
 
+    /// Removes the socket's file, because the guest has ended.
+    pub fn remove_socket(&self) {
+        self.table.remove_socket();
+    }
+
     /// Calls `act` when a connection is established, in whichever direction.
     pub fn at_connection(&mut self, act: impl FnOnce() + Send + 'static) {
         self.table.on_connection(act);

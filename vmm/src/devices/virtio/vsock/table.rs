@@ -82,6 +82,11 @@ impl fmt::Debug for OnConnection {
 }
 
 impl ConnectionTable {
+    /// Removes the file of the host's socket.
+    pub fn remove_socket(&self) {
+        self.host.remove_file();
+    }
+
     pub fn new(host: HostSocket, guest_cid: u64) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let table = Self {

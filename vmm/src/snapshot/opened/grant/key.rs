@@ -31,15 +31,15 @@ impl GrantKey {
         })
     }
 
-    /// Reads the key, or makes one. The error says in words why that is impossible.
-    pub fn open_or_make() -> Result<Self, String> {
-        let directory = directory()?;
+    /// Reads the key, or makes one.
+    pub fn open_or_make() -> Result<Self, NoKey> {
+        let directory = directory().map_err(NoKey::Lacking)?;
         let path = directory.join(NAME);
         let key = match read(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => make(&directory).and_then(|()| read(&path)),
             key => key,
         };
-        key.map_err(|error| format!("the key {} cannot be used: {error}", path.display()))
+        key.map_err(|source| NoKey::of(path, source))
     }
 
     /// Computes the mark of `bytes`.
@@ -50,6 +50,26 @@ impl GrantKey {
     /// Checks the mark of `bytes` in constant time.
     pub fn has_marked(self, bytes: &[u8], mark: &[u8]) -> bool {
         self.0.chain_update(bytes).verify_slice(mark).is_ok()
+    }
+}
+
+/// Why there is no key to mark with.
+#[derive(Debug)]
+pub(crate) enum NoKey {
+    /// This user cannot have one, for this reason.
+    Lacking(String),
+    /// The host failed. Another attempt may succeed.
+    Failed { path: PathBuf, source: io::Error },
+}
+
+impl NoKey {
+    fn of(path: PathBuf, source: io::Error) -> Self {
+        const LACKS: [i32; 5] = [libc::EACCES, libc::EPERM, libc::EROFS, libc::ENOENT, libc::ENOTDIR];
+        // An unsuitable file has no errno.
+        if source.raw_os_error().is_none_or(|errno| LACKS.contains(&errno)) {
+            return Self::Lacking(format!("the key {} cannot be used: {source}", path.display()));
+        }
+        Self::Failed { path, source }
     }
 }
 
@@ -125,6 +145,19 @@ mod tests {
         assert!(read(&path).unwrap().has_marked(b"state", &mark));
         assert!(!read(&path).unwrap().has_marked(b"State", &mark));
         assert!(!read(&path).unwrap().has_marked(b"state", &mark[1..]));
+    }
+
+    #[test]
+    fn failing_host_is_no_reason_to_leave_out_the_mark() {
+        let of = |errno| NoKey::of("key".into(), io::Error::from_raw_os_error(errno));
+        for errno in [libc::EIO, libc::ENOSPC, libc::EMFILE, libc::ENOMEM, libc::EINTR] {
+            assert!(matches!(of(errno), NoKey::Failed { .. }), "{errno}");
+        }
+        for errno in [libc::EACCES, libc::EROFS] {
+            assert!(matches!(of(errno), NoKey::Lacking(_)), "{errno}");
+        }
+        let unsuitable = NoKey::of("key".into(), io::Error::other("it has 31 bytes"));
+        assert!(matches!(unsuitable, NoKey::Lacking(why) if why.contains("31 bytes")));
     }
 
     #[test]

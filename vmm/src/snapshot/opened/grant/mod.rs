@@ -15,7 +15,7 @@ mod key;
 use std::path::{Path, PathBuf};
 
 use beneath::LinkPolicy;
-use key::GrantKey;
+use key::{GrantKey, NoKey};
 
 use crate::config::devices::{Devices, NetBackend};
 use crate::config::{FileRef, Overrides, SocketPath, VmConfig};
@@ -43,20 +43,26 @@ fn has_requests(metadata: &Metadata, devices: &Devices) -> bool {
     metadata.base.is_some() || !none
 }
 
-/// The mark for a state file of this user that names a host resource. Without a key there is no mark: the
-/// snapshot is complete, but a restore must be given its resources.
-pub(crate) fn mark(metadata: &Metadata, config: &VmConfig, body: &[u8]) -> Option<String> {
+/// The mark for a state file of this user that names a host resource. A user who cannot have a key gets no
+/// mark: the snapshot is complete, but a restore must be given its resources.
+///
+/// # Errors
+/// The host fails to read or make the key.
+pub(crate) fn mark(metadata: &Metadata, config: &VmConfig, body: &[u8]) -> Result<Option<String>> {
     if !has_requests(metadata, &config.devices) {
-        return None;
+        return Ok(None);
     }
     match GrantKey::open_or_make() {
-        Ok(key) => Some(key.mark(body).iter().map(|byte| format!("{byte:02x}")).collect()),
-        Err(why) => {
+        Ok(key) => Ok(Some(key.mark(body).iter().map(|byte| format!("{byte:02x}")).collect())),
+        Err(NoKey::Failed { path, source }) => {
+            Err(Error::file("mark the snapshot with this user's key", path.display(), source))
+        }
+        Err(NoKey::Lacking(why)) => {
             log::warn!(
                 "cannot mark the snapshot as this user's, so a restore must be given its disks, networks \
                  and sockets: {why}"
             );
-            None
+            Ok(None)
         }
     }
 }

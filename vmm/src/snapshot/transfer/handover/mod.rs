@@ -90,8 +90,7 @@ impl Snapshot {
                 disk.path = FileRef::Path(format!("fd:{number} of process {}", std::process::id()).into());
             }
         }
-        let state = manifest::encode(self.metadata(), &config, self.machine(), |_| None)
-            .map_err(|source| Error::state("the machine", source))?;
+        let state = manifest::encode(self.metadata(), &config, self.machine(), |_| Ok(None))?;
         let (memory, over) = self.memory();
         let (base, pack) = base_of(memory, self.fills())?;
         let mut files = vec![base];

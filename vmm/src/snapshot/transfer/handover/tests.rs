@@ -247,7 +247,7 @@ fn lists_of_pages_that_are_no_such_lists_are_refused() {
     refused(&parts.message(&files), &files, "more lists of pages");
     let mut config = config();
     config.memory_mib = MIB - 1;
-    let state = manifest::encode(&Metadata::of(&config).unwrap(), &config, &machine(), |_| None).unwrap();
+    let state = manifest::encode(&Metadata::of(&config).unwrap(), &config, &machine(), |_| Ok(None)).unwrap();
     // 2,048 pages take 32 whole words and 1,792 take 28: the last words would name pages beyond the memory.
     parts.pages = pages;
     parts.state = state;

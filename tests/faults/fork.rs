@@ -1,0 +1,106 @@
+//! Forks under faults: all children run, or none is left.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use volt_tests::faults::{Case, Fault, Injector, Sample, Side};
+use volt_tests::program::binary;
+use volt_tests::scratch::list;
+use volt_tests::{Boot, Child, Guest, Outcome, Scratch, needs, numbers, wait_until};
+
+use crate::left::ended_well;
+
+fn counting(injector: &Injector) -> Guest {
+    let mut guest = Boot::small("count mib=1").faults(injector).start();
+    guest.wait_for("count 9\n");
+    guest
+}
+
+/// Forks two children into `directory`.
+fn fork(guest: &Guest, directory: &Path) -> Outcome {
+    let mut command = Command::new(binary());
+    command.args(["fork", "--count", "2", "--api-socket"]).arg(guest.socket());
+    Outcome::of_command(command.arg("--child-dir").arg(directory))
+}
+
+/// Takes the children of a fork that succeeded.
+fn children(outcome: &Outcome, directory: &Path) -> Vec<Child> {
+    let serial = |number: usize| directory.join(format!("{number}.out"));
+    (1..).zip(outcome.stdout.lines()).map(|(number, line)| Child::from_line(line, &serial(number))).collect()
+}
+
+/// Counts the processes that belong to a fork into `directory`.
+fn processes_in(directory: &Path) -> usize {
+    let belongs = |id: &String| {
+        let command = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&command).contains(directory.to_str().unwrap())
+    };
+    list("/proc".as_ref()).iter().filter(|id| belongs(id)).count()
+}
+
+fn each(side: Side) {
+    let (injector, scratch) = (Injector::of(side), Scratch::new());
+    let mut guest = counting(&injector);
+    let directory = scratch.fresh("children");
+    let (outcome, calls) = injector.record(|| fork(&guest, &directory));
+    outcome.succeeded();
+    drop(children(&outcome, &directory));
+    for case in Sample::of("fork", &calls, side == Side::Writes) {
+        let directory = scratch.fresh("children");
+        let (outcome, hit) = injector.inject(&case, || fork(&guest, &directory));
+        ended_well(&case, hit.as_ref(), &outcome);
+        let killed = case.fault == Fault::Kill && hit.is_some();
+        if outcome.status == 0 {
+            let children = children(&outcome, &directory);
+            assert_eq!(children.len(), 2, "{case}: {outcome:?}");
+            for child in &children {
+                let has_fault = hit.as_ref().is_some_and(|hit| hit.process == child.pid());
+                runs_or_says_why(&case, child, has_fault, &guest);
+            }
+        } else {
+            let what = format!("{case}: no child is left: {outcome:?}");
+            wait_until(&what, || processes_in(&directory) == 0);
+            let left = if directory.exists() { list(&directory) } else { Vec::new() };
+            assert!(killed || left.is_empty(), "{case}: {left:?}");
+        }
+        if killed && hit.as_ref().is_some_and(|hit| hit.process == guest.pid()) {
+            guest = counting(&injector);
+        }
+        let directory = scratch.fresh("children");
+        let again = fork(&guest, &directory);
+        again.succeeded();
+        let again = children(&again, &directory);
+        again.iter().for_each(|child| child.reaches("count", 18));
+        let first = guest.next_number("count");
+        while guest.next_number("count") < first + 9 {}
+        let said = guest.output() + &guest.messages();
+        assert!(!said.contains("WRONG") && !said.contains("panicked"), "{case}: {said}");
+    }
+}
+
+/// Checks that a child runs right. A child that met the fault after it began to run may have ended: it was
+/// killed, or its message is among its parent's.
+fn runs_or_says_why(case: &Case, child: &Child, has_fault: bool, parent: &Guest) {
+    let has_ended = || !Path::new(&format!("/proc/{}", child.pid())).exists();
+    wait_until(&format!("{case}: child {} counts", child.id()), || {
+        has_fault && has_ended() || numbers(&child.output(), "count").last().is_some_and(|last| *last >= 18)
+    });
+    assert!(!child.output().contains("WRONG"), "{case}: {}", child.output());
+    if has_fault && has_ended() {
+        let told = case.fault == Fault::Kill || parent.messages().contains("volt-vmm: cannot ");
+        assert!(told, "{case}: a child ended without a message");
+    }
+}
+
+#[test]
+fn fork_is_whole_or_absent_after_a_failed_write() {
+    needs!(kvm);
+    each(Side::Writes);
+}
+
+#[test]
+fn fork_is_whole_or_absent_after_a_failed_read() {
+    needs!(kvm);
+    each(Side::Reads);
+}
