@@ -9,8 +9,8 @@ use crate::source::{Modules, modules_of, targets};
 /// A room, and the names of the rooms that it may import. `LEAVES` stands for all leaves.
 type Rooms = [(&'static str, &'static str)];
 
-const LEAVES: &str = "console error holders packets partial persist progress run_control sandbox sockets sync testing threads \
-     timing";
+const LEAVES: &str = "console error holders packets partial persist progress run_control sandbox sockets \
+                      sync testing threads timing";
 
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[

@@ -452,8 +452,14 @@ impl ServiceState {
         let wake = || served.userfault.wake(served.start + range.start, range.end - range.start);
         match what {
             Ok(what) => match self.lay(served, &range, *what) {
-                // A process that is gone has no waiting fault.
-                Ok(()) => drop(served.while_served(wake)),
+                Ok(()) => match served.while_served(wake) {
+                    // A process that is gone has no waiting fault.
+                    Err(error) if error != Errno::SRCH => {
+                        let error = Error::host("wake a thread that waits for guest memory", error);
+                        (served.unreadable)(range, &error);
+                    }
+                    _ => {}
+                },
                 Err(error) => (served.unreadable)(range, &error),
             },
             Err(error) => (served.unreadable)(range, error),
