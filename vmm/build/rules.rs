@@ -148,10 +148,9 @@ static FILL: &[Rule] = &[
     only(
         SYS_ioctl,
         &[
-            &[is(1, UFFDIO_REGISTER)],
             &[is(1, UFFDIO_COPY)],
             &[is(1, UFFDIO_WAKE)],
-            &[is(1, UFFDIO_CONTINUE)],
+            &[is(1, UFFDIO_ZEROPAGE)],
             &[is(1, UFFDIO_POISON)],
         ],
     ),
@@ -168,10 +167,9 @@ static FILL: &[Rule] = &[
 ];
 
 const UFFD: u8 = 0xaa;
-const UFFDIO_REGISTER: u32 = request(3, UFFD, 0, 32);
 const UFFDIO_WAKE: u32 = request(2, UFFD, 2, 16);
 const UFFDIO_COPY: u32 = request(3, UFFD, 3, 40);
-const UFFDIO_CONTINUE: u32 = request(3, UFFD, 7, 32);
+const UFFDIO_ZEROPAGE: u32 = request(3, UFFD, 4, 32);
 const UFFDIO_POISON: u32 = request(3, UFFD, 8, 32);
 
 /// A device's thread: serves its queues, and interrupts the guest. It also fills memory that it touches.
