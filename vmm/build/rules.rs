@@ -147,12 +147,7 @@ static VCPU: &[Rule] = &[
 static FILL: &[Rule] = &[
     only(
         SYS_ioctl,
-        &[
-            &[is(1, UFFDIO_COPY)],
-            &[is(1, UFFDIO_WAKE)],
-            &[is(1, UFFDIO_ZEROPAGE)],
-            &[is(1, UFFDIO_POISON)],
-        ],
+        &[&[is(1, UFFDIO_COPY)], &[is(1, UFFDIO_WAKE)], &[is(1, UFFDIO_ZEROPAGE)], &[is(1, UFFDIO_POISON)]],
     ),
     call(SYS_epoll_wait),
     call(SYS_epoll_pwait),

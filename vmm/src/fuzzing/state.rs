@@ -12,7 +12,7 @@ use crate::snapshot::opened::state;
 /// As when a snapshot is opened.
 pub fn decoded(path: &Path, file: &[u8]) -> Result<Vec<u8>> {
     let manifest::Manifest { metadata, config, machine, .. } = state::decode(path, file)?;
-    manifest::encode(&metadata, &config, &machine, |_| None)
+    manifest::encode(&metadata, &config, &machine, |_| Ok(None))
         .map_err(|source| Error::state("the machine", source))
 }
 
