@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use volt_fuzz::edit::{Edit, edited};
 use volt_fuzz::files::in_memory;
-use volt_vmm::fuzzing::message::{PagerRequest, PagerResponse, receive, send};
+use volt_vmm::fuzzing::message::{PagerRequest, PagerResponse};
+use volt_vmm::fuzzing::packets::{receive, send};
 
 const SEEDS: [&str; 9] = [
     r#"{"Base":{"version":3,"memory_len":1048576}}"#,

@@ -4,7 +4,7 @@
 //! ```text
 //!   guest:   machine (ports and MMIO), devices (Guest, FuzzedDevice), Queue
 //!   file:    state, layer; diff, page_set, page_ranges
-//!   process: message and list (a pager's), crc64 for forged handovers
+//!   process: packets; message and list (a pager's); crc64 for forged handovers
 //! ```
 
 pub mod layer;
@@ -18,6 +18,11 @@ use crate::memory::lazy::userfault::Userfault;
 pub use crate::memory::{page_ranges, page_set};
 pub use crate::pager::{list, message};
 pub use crate::snapshot::format::{diff, digest};
+
+/// Packets with descriptors.
+pub mod packets {
+    pub use crate::packets::{receive, send};
+}
 
 /// Returns a userfaultfd of this process without memory, if the host gives one.
 #[must_use]

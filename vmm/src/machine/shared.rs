@@ -255,7 +255,7 @@ impl SharedMachine {
             // Devices of an ended guest must not resume.
             RunState::Ended => return Err(Error::NotNow { act: "run the guest", state: "has ended" }),
             RunState::Paused => {
-                // A guest whose watchdogs are not told of the pause may log a lockup. It must not stay paused.
+                // A guest whose watchdogs are not told may log a lockup. It must not stay paused.
                 if let Err(error) = machine.notify_paused() {
                     log::warn!("cannot tell the guest of its pause: {}", report(&error));
                 }
