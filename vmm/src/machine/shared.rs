@@ -100,7 +100,11 @@ impl SharedMachine {
     /// # Errors
     /// [`Error::NotNow`] if the guest has ended.
     pub fn resume(&self) -> Result<()> {
-        self.resume_machine(&lock(&self.machine))
+        let machine = lock(&self.machine);
+        if self.state() == RunState::Paused {
+            machine.notify_paused()?;
+        }
+        self.resume_machine(&machine)
     }
 
     /// Runs `act`, called `name`, while the vCPUs and devices are halted. Returns its result and the time
@@ -145,6 +149,10 @@ impl SharedMachine {
         drop(closed);
         let done = act(&mut machine, began);
         if before == RunState::Running && self.state() != RunState::Ended {
+            // A guest whose watchdogs are not told may log a lockup. It must not stay paused.
+            if let Err(error) = machine.notify_paused() {
+                log::warn!("cannot tell the guest of its pause: {}", report(&error));
+            }
             self.resume_machine(&machine)?;
         }
         let times = match before {
@@ -255,10 +263,6 @@ impl SharedMachine {
             // Devices of an ended guest must not resume.
             RunState::Ended => return Err(Error::NotNow { act: "run the guest", state: "has ended" }),
             RunState::Paused => {
-                // A guest whose watchdogs are not told may log a lockup. It must not stay paused.
-                if let Err(error) = machine.notify_paused() {
-                    log::warn!("cannot tell the guest of its pause: {}", report(&error));
-                }
                 lock(&self.serial).flush();
             }
             RunState::Running => {}
