@@ -40,6 +40,7 @@ Usage: scripts/test.sh [--yes] [--lab] [--full] [--fuzz-seconds N] [SUITE]...
        scripts/test.sh -k NAME [--lab] [SUITE]...
 
 Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
+The suite faults runs with --full, or if it is named.
 The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
 A whole-program test that fails runs once more, alone, and is reported as a flake if it then passes. It counts
 as failed. JUnit reports of the whole-program tests are in target/junit.
