@@ -6,10 +6,12 @@ use serde::Serialize;
 mod cost;
 mod host;
 mod kvm;
+mod production;
 
 pub use cost::Step;
 pub use host::Host;
 pub use kvm::{Capability, Kvm};
+pub use production::{Line, Verdict, examine_production};
 
 /// Result of [`examine`].
 #[derive(Clone, Debug, Serialize)]
@@ -49,8 +51,10 @@ pub struct Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// No fault.
+    /// It was tried or read, and has no fault.
     Ok,
+    /// The host offers it. It was not tried on a guest.
+    Available,
     /// An optional feature is missing, or the host could be faster.
     Note,
     /// A common feature does not work.
@@ -62,6 +66,10 @@ pub enum Level {
 impl Finding {
     fn ok(what: impl Into<String>) -> Self {
         Self { level: Level::Ok, what: what.into(), advice: None }
+    }
+
+    fn available(what: impl Into<String>) -> Self {
+        Self { level: Level::Available, what: what.into(), advice: None }
     }
 
     fn new(level: Level, what: impl Into<String>, advice: impl Into<String>) -> Self {
@@ -119,7 +127,7 @@ mod tests {
         assert!(report.findings.len() > 5);
         assert!(!report.host.kernel.is_empty());
         assert_eq!(report.can_create_vm, !report.creation.is_empty() && report.kvm.is_some());
-        let advised = |finding: &Finding| finding.advice.is_some() == (finding.level != Level::Ok);
+        let advised = |finding: &Finding| finding.advice.is_some() == (finding.level > Level::Available);
         assert!(report.findings.iter().all(advised), "{:?}", report.findings);
         serde_json::to_string(&report).unwrap();
     }

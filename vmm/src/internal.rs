@@ -3,6 +3,7 @@
 
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
+pub use crate::snapshot::opened::grant::key::directory as key_directory;
 pub use crate::sockets::lock_directory_of;
 pub use crate::store::dir::random_hex;
 

@@ -1,18 +1,22 @@
 //! `volt-vmm doctor`: prints the library's report on this host.
 
 use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
 
 use clap::Args;
-use volt_vmm::doctor::{Kvm, Level, Report, Step, examine};
+use volt_vmm::doctor::{Kvm, Level, Line, Report, Step, Verdict, examine, examine_production};
+use volt_vmm::internal::key_directory;
 
 use super::Outcome;
+use crate::failure::Failure;
 use crate::output::print::print;
 use crate::output::progress;
 use crate::process::exit::Status;
 
 /// Examine this host's KVM: capabilities, speed, and cures for problems
 ///
-/// Exit status 0 if a VM can be created, 1 otherwise.
+/// Exit status 0 if a VM can be created, 1 otherwise. With --production: 0 if no line is bad, 1 otherwise.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// Print the report as JSON
@@ -22,10 +26,17 @@ pub(crate) struct Doctor {
     /// Print nothing; exit status 0 if this KVM runs Linux guests, 1 otherwise
     #[arg(long, conflicts_with = "json")]
     can_run_linux: bool,
+
+    /// Verify the security checklist of a production host; start no VM
+    #[arg(long, conflicts_with = "can_run_linux")]
+    production: bool,
 }
 
 impl Doctor {
     pub(crate) fn execute(self) -> Outcome {
+        if self.production {
+            return self.verify_production();
+        }
         let report = progress::during("examining this host", examine);
         if self.can_run_linux {
             return Ok(if report.can_run_linux { Status::Success } else { Status::Error });
@@ -33,6 +44,32 @@ impl Doctor {
         print(&report, self.json, table)?;
         Ok(if report.can_create_vm { Status::Success } else { Status::Error })
     }
+
+    fn verify_production(&self) -> Outcome {
+        let state = key_directory()
+            .map_err(|problem| Failure::system("find this user's key", io::Error::other(problem)))?;
+        let lines = examine_production(Path::new("/"), &state);
+        print(&lines, self.json, |lines| checklist(lines))?;
+        let is_bad = lines.iter().any(|line| line.verdict == Verdict::Bad);
+        Ok(if is_bad { Status::Error } else { Status::Success })
+    }
+}
+
+fn checklist(lines: &[Line]) -> String {
+    let mut text = String::new();
+    for line in lines {
+        let mark = match line.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Unknown => "unknown",
+            Verdict::Warning => "WARNING",
+            Verdict::Bad => "BAD",
+        };
+        let _ = writeln!(text, "{mark:<9}{}: {} [{}]", line.name, line.found, line.source);
+        if let Some(advice) = &line.advice {
+            let _ = writeln!(text, "         -> {advice}");
+        }
+    }
+    text
 }
 
 fn table(report: &Report) -> String {
@@ -51,6 +88,7 @@ fn table(report: &Report) -> String {
     for finding in &report.findings {
         let mark = match finding.level {
             Level::Ok => "ok",
+            Level::Available => "exists",
             Level::Note => "note",
             Level::Warning => "WARNING",
             Level::Problem => "PROBLEM",

@@ -64,7 +64,9 @@ impl Status {
     fn cause(self) -> &'static str {
         match self {
             Self::Success => "the guest powered off, Ctrl-A X ended the VM, or the command succeeded",
-            Self::Error => "error on standard error, or doctor: no VM, or no Linux guest, can run",
+            Self::Error => {
+                "error on standard error, or doctor: no VM, or no Linux guest, can run, or a check is bad"
+            }
             Self::Reboot => "the guest asked for a reboot",
             Self::TripleFault => "the guest ended in a triple fault",
             Self::Crashed => "the guest crashed in another way",

@@ -122,7 +122,7 @@ fn judge_nx_huge_pages(
 }
 
 /// Returns the options of every mount of this type.
-fn mounts_of_type<'a>(mounts: &'a str, wanted: &str) -> Vec<&'a str> {
+pub(super) fn mounts_of_type<'a>(mounts: &'a str, wanted: &str) -> Vec<&'a str> {
     let options = |line: &'a str| {
         let mut fields = line.split(' ').skip(2);
         (fields.next() == Some(wanted)).then(|| fields.next()).flatten()
@@ -139,10 +139,10 @@ fn page_faults() -> Finding {
     // SAFETY: the descriptor is closed at once, with no memory registered.
     let opened = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) };
     if opened.is_ok() {
-        return Finding::ok("userfaultfd: available (restoring memory on demand)");
+        return Finding::available("userfaultfd (restoring memory on demand)");
     }
     if can_use("/dev/userfaultfd") {
-        return Finding::ok("userfaultfd: available through /dev/userfaultfd (restoring memory on demand)");
+        return Finding::available("userfaultfd: through /dev/userfaultfd (restoring memory on demand)");
     }
     Finding::new(
         Level::Note,
@@ -155,7 +155,7 @@ fn page_faults() -> Finding {
 
 fn tun() -> Finding {
     if can_use("/dev/net/tun") {
-        return Finding::ok("/dev/net/tun: available (guest networking)");
+        return Finding::available("/dev/net/tun: opens (guest networking)");
     }
     let advice = "`sudo modprobe tun`, and give this user access to /dev/net/tun (in a container: pass \
                   --device /dev/net/tun)";
@@ -166,14 +166,18 @@ fn can_use(device: &str) -> bool {
     OpenOptions::new().read(true).write(true).open(device).is_ok()
 }
 
-fn landlock() -> Finding {
+/// Returns the version of Landlock's ABI; 0 or less if the kernel has none.
+pub(super) fn landlock_abi() -> i64 {
     const CREATE_RULESET_VERSION: libc::c_ulong = 1;
     let none = std::ptr::null::<libc::c_void>();
     // SAFETY: with this flag, a null pointer and size 0 the call only returns the version of the ABI.
-    let abi =
-        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, CREATE_RULESET_VERSION) };
+    unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, CREATE_RULESET_VERSION) }
+}
+
+fn landlock() -> Finding {
+    let abi = landlock_abi();
     if abi > 0 {
-        return Finding::ok(format!("Landlock: ABI {abi} (confinement)"));
+        return Finding::available(format!("Landlock: ABI {abi} (confinement)"));
     }
     let advice = "boot a kernel with Landlock, and with `landlock` in its lsm= list";
     Finding::new(Level::Note, "Landlock: not in this kernel; it cannot confine a VMM's files", advice)
@@ -182,7 +186,7 @@ fn landlock() -> Finding {
 fn seccomp() -> Finding {
     let actions = read("/proc/sys/kernel/seccomp/actions_avail");
     if actions.split(' ').any(|action| action == "kill_process") {
-        return Finding::ok("seccomp: filters available (confinement)");
+        return Finding::available("seccomp: filters (confinement)");
     }
     let advice = "boot a kernel with CONFIG_SECCOMP_FILTER";
     Finding::new(Level::Note, "seccomp: no filters; a VMM's system calls cannot be confined", advice)
@@ -206,7 +210,7 @@ fn huge_pages() -> Finding {
     let transparent = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     let chosen = transparent.split(['[', ']']).nth(1).unwrap_or("absent").to_owned();
     let reserved = read("/proc/sys/vm/nr_hugepages");
-    Finding::ok(format!(
+    Finding::available(format!(
         "huge pages: {reserved} reserved, transparent ones for shared memory: {chosen} (optional)"
     ))
 }

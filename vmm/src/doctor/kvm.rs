@@ -115,7 +115,7 @@ impl Kvm {
                 format!("KVM lacks optional capabilities: {names}"),
                 "volt-vmm works without them; a newer kernel or CPU has them",
             )),
-            None => findings.push(Finding::ok("KVM has every capability that volt-vmm uses")),
+            None => findings.push(Finding::available("KVM lists every capability that volt-vmm uses")),
         }
         findings
     }
@@ -147,7 +147,7 @@ impl Kvm {
             ),
             Some(module) => {
                 let nested = if host.is_virtual { ", nested in another hypervisor" } else { "" };
-                Finding::ok(format!("KVM's module is {module}{nested}: Linux guests run"))
+                Finding::available(format!("KVM's module is {module}{nested}, which runs Linux guests"))
             }
             None => Finding::new(
                 Level::Note,

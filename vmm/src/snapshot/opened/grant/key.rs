@@ -73,7 +73,11 @@ impl NoKey {
     }
 }
 
-fn directory() -> Result<PathBuf, String> {
+/// Returns the directory of this user's key. The error says in words why there is none.
+///
+/// # Errors
+/// The environment names no directory.
+pub fn directory() -> Result<PathBuf, String> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(data) = absolute("XDG_DATA_HOME") {
         return Ok(data.join("volt-vmm"));

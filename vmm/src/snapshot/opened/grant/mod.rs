@@ -10,7 +10,7 @@
 //! host resource has no mark, and needs none.
 
 mod beneath;
-mod key;
+pub(crate) mod key;
 
 use std::path::{Path, PathBuf};
 
