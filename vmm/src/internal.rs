@@ -7,6 +7,13 @@ pub use crate::snapshot::opened::grant::key::directory as key_directory;
 pub use crate::sockets::lock_directory_of;
 pub use crate::store::dir::random_hex;
 
+/// Parts of strict confinement, for the jailer and benchmarks.
+pub mod isolation {
+    pub use crate::sandbox::strict::cgroups::delegate;
+    pub use crate::sandbox::strict::namespaces::Namespace;
+    pub use crate::sandbox::strict::{limits, namespaces, root};
+}
+
 /// Resources of the host that two VMs cannot have at once.
 pub mod sharing {
     pub use crate::config::sharing::check;

@@ -7,6 +7,7 @@ mod landlock;
 pub(crate) mod opener;
 pub(crate) mod process;
 mod seccomp;
+pub(crate) mod strict;
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -15,6 +16,8 @@ use std::sync::{Once, OnceLock};
 use crate::error::{Error, Result};
 use seccomp::Filters;
 pub use seccomp::OnForbiddenCall;
+pub use strict::Isolation;
+pub use strict::cgroups::CgroupLimits;
 
 /// A kind of thread. Each has its own list of allowed system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +73,9 @@ pub struct Confinement {
     pub opener: bool,
     /// Whether the process makes one VM. The opener then takes no path once that VM runs.
     pub one_vm: bool,
+    /// Isolates the process by namespaces and limits too, as far as the host allows; the log names what it
+    /// does not. The process then goes on in a child, and the started process waits for it.
+    pub strict: Option<Isolation>,
 }
 
 impl Default for Confinement {
@@ -81,6 +87,7 @@ impl Default for Confinement {
             filters: None,
             opener: true,
             one_vm: false,
+            strict: None,
         }
     }
 }
@@ -108,6 +115,12 @@ impl Confinement {
     #[must_use]
     pub fn one_vm(self) -> Self {
         Self { one_vm: true, ..self }
+    }
+
+    /// Isolates the process by namespaces and limits too.
+    #[must_use]
+    pub fn strict(self, isolation: impl Into<Option<Isolation>>) -> Self {
+        Self { strict: isolation.into(), ..self }
     }
 
     /// Leaves out the opener, for VMs without a vsock device.
@@ -138,13 +151,18 @@ static CONFINED: OnceLock<Confined> = OnceLock::new();
 /// [`Error::Config`] if `filters` is not valid; [`Error::Host`] if the host refuses, or if the process is
 /// confined already.
 pub fn confine(confinement: &Confinement) -> Result<()> {
-    let Confinement { on_forbidden, seccomp, filters, opener, one_vm } = confinement;
+    let Confinement { on_forbidden, seccomp, filters, opener, one_vm, strict } = confinement;
     let filters = seccomp.then(|| Filters::new(*on_forbidden, filters.as_deref())).transpose()?;
-    process::harden()?;
     CONFINED.set(Confined { filters, one_vm: *one_vm }).map_err(|_| {
         Error::host("confine the process again", std::io::Error::from(std::io::ErrorKind::AlreadyExists))
     })?;
-    if *opener { opener::start() } else { Ok(()) }
+    // In this order: the opener stays in the host's namespaces, and a user namespace is entered by a process
+    // that is dumpable.
+    if *opener {
+        opener::start()?;
+    }
+    strict.as_ref().map_or(Ok(()), strict::isolate)?;
+    process::harden()
 }
 
 /// Gives up what only a VM that does not run yet needs. Called before each start of a VM.

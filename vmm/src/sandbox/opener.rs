@@ -22,7 +22,7 @@ use std::sync::{Mutex, OnceLock};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
-use super::{ThreadKind, confine_this_thread};
+use super::{ThreadKind, confine_this_thread, process};
 use crate::error::{Error, Result};
 use crate::packets::{receive, send};
 use crate::sockets::connect_to_file;
@@ -140,6 +140,10 @@ fn serve_and_exit(socket: &OwnedFd) -> ! {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
     }
     let _ = rustix::thread::set_name(c"volt-opener");
+    if process::harden().is_err() {
+        // SAFETY: as at the end.
+        unsafe { libc::_exit(1) }
+    }
     confine_this_thread(ThreadKind::Opener);
     // SAFETY: open since dup2, and never closed.
     let socket = unsafe { BorrowedFd::borrow_raw(SOCKET) };
