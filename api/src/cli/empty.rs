@@ -7,7 +7,7 @@ use volt_vmm::{Pool, VmShape};
 use super::Outcome;
 use super::confine::ConfineArgs;
 use crate::process::confinement;
-use crate::process::vm_slot::Slot;
+use crate::process::vm_slot::{DEFAULT_ID, Slot};
 use crate::session::Session;
 
 /// A process without a VM.
@@ -15,6 +15,8 @@ use crate::session::Session;
 pub(crate) struct Empty {
     /// The socket of the API.
     pub(super) api_socket: PathBuf,
+    /// The name of the VM.
+    pub(super) id: Option<String>,
     /// The shape of the VM to create ahead of a load.
     pub(super) prewarm: Option<VmShape>,
     /// The confinement of the process.
@@ -24,10 +26,11 @@ pub(crate) struct Empty {
 impl Empty {
     pub(crate) fn execute(self) -> Outcome {
         confinement::apply(self.confine.choice()?, true)?;
+        let id = self.id.unwrap_or_else(|| DEFAULT_ID.to_owned());
         // One VM, because this process never runs a second one. It is ready before a client can connect.
         let slot = match self.prewarm {
-            Some(shape) => Slot::with_prewarmed(Pool::filled(shape, 1)?),
-            None => Slot::new(),
+            Some(shape) => Slot::with_prewarmed(id, Pool::filled(shape, 1)?),
+            None => Slot::with_id(id),
         };
         Session::with_slot(slot, Some(&self.api_socket))?.wait_for_vm()
     }

@@ -1,7 +1,7 @@
 //! The command line. Each subcommand is a struct in its own file, with `execute(self)`.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 use volt_vmm::VmShape;
@@ -18,6 +18,7 @@ mod empty;
 mod fork;
 mod forked;
 mod inspect;
+mod jailer;
 mod key_values;
 mod limits;
 mod overrides;
@@ -78,8 +79,12 @@ struct Arguments {
     snapshot: Option<PathBuf>,
 
     /// Unix socket of the REST API. Alone: start without a VM, which a client then loads or boots
-    #[arg(long, value_name = "SOCKET")]
+    #[arg(long, alias = "api-sock", value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
+
+    /// Name of the VM in answers of the API [default: anonymous-instance]
+    #[arg(long, value_name = "NAME", requires = "api_socket", conflicts_with_all = ["restore", "snapshot"])]
+    id: Option<String>,
 
     /// Create an empty VM of this shape ahead of /snapshot/load: SIZE[,vcpus=COUNT]
     /// [,irqchip=kernel|split], such as 512M,vcpus=2. A snapshot of another shape does not use it
@@ -108,13 +113,18 @@ enum Command {
     #[command(name = FORKED, hide = true)]
     Forked(forked::ForkedCommand),
     Doctor(doctor::Doctor),
+    Jailer(jailer::Jailer),
 }
 
 /// Runs the command line. The first argument is the program's name.
 ///
 /// A plain restore and a fork's child are recognized without clap, because its set-up takes longer than all
 /// other work before the restore. Clap would parse them to the same command.
-pub(crate) fn execute(arguments: Vec<OsString>) -> Outcome {
+pub(crate) fn execute(mut arguments: Vec<OsString>) -> Outcome {
+    // Firecracker's clients execute a program of this name.
+    if arguments.first().is_some_and(|name| Path::new(name).file_name() == Some("jailer".as_ref())) {
+        arguments.insert(1, "jailer".into());
+    }
     if let Some(restore) = plain_restore(&arguments) {
         return restore.execute();
     }
@@ -141,7 +151,8 @@ impl Arguments {
             }
             (None, None, Some(dir), Some(api_socket)) => snapshot::Create::of(dir, api_socket).execute(),
             (None, None, None, Some(api_socket)) => {
-                empty::Empty { api_socket, prewarm: self.prewarm, confine: self.confine }.execute()
+                empty::Empty { api_socket, id: self.id, prewarm: self.prewarm, confine: self.confine }
+                    .execute()
             }
             (None, None, _, None) => unreachable!("clap requires an argument, and a socket with --snapshot"),
         }
@@ -160,6 +171,7 @@ impl Command {
             Self::Fork(command) => command.execute(),
             Self::Forked(command) => command.execute(),
             Self::Doctor(command) => command.execute(),
+            Self::Jailer(command) => command.execute(),
         }
     }
 }

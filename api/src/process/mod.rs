@@ -5,6 +5,7 @@ pub(crate) mod exit;
 pub(crate) mod fault_signals;
 pub(crate) mod forbidden_calls;
 pub(crate) mod fork;
+pub(crate) mod jail;
 pub(crate) mod log;
 pub(crate) mod shared_pager;
 pub(crate) mod signals;

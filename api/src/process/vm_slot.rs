@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use volt_vmm::{Error, Pool, Result, Vm};
 
 /// Firecracker's default name of a VM.
-const DEFAULT_ID: &str = "anonymous-instance";
+pub(crate) const DEFAULT_ID: &str = "anonymous-instance";
 
 /// The slot of the one VM of this process.
 #[derive(Debug)]
@@ -53,9 +53,9 @@ impl Slot {
         Self { id, inner: Mutex::new(inner), changed: Condvar::new() }
     }
 
-    /// Creates an empty slot with a prewarmed VM for a load.
-    pub(crate) fn with_prewarmed(pool: Pool) -> Self {
-        let slot = Self::new();
+    /// Creates an empty slot whose VM has this name, with a prewarmed VM for a load.
+    pub(crate) fn with_prewarmed(id: String, pool: Pool) -> Self {
+        let slot = Self::with_id(id);
         slot.lock().prewarmed = Some(Arc::new(pool));
         slot
     }
