@@ -62,7 +62,8 @@ pub(crate) struct Jailer {
     #[arg(long)]
     new_pid_ns: bool,
 
-    /// Limit a resource: no-file=COUNT, of open descriptors, or fsize=BYTES, of each file. Repeatable
+    /// Limit a resource: no-file=COUNT, of open descriptors, or fsize=BYTES, of each file and of guest memory.
+    /// Repeatable
     /// [default: no-file=2048]
     #[arg(long, value_name = "NAME=NUMBER", value_parser = resource_limit)]
     resource_limit: Vec<(Resource, u64)>,

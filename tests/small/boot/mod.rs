@@ -2,5 +2,6 @@
 
 mod confined;
 mod host_features;
+mod jailed;
 mod pausing;
 mod silence;

@@ -1,0 +1,248 @@
+//! `volt-vmm jailer` runs a VM as another user, in a root directory of its own.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use volt_tests::program::binary;
+use volt_tests::{Network, Scratch, needs, output, rest, wait_until};
+
+const USER: u32 = 61_234;
+const GROUP: u32 = 61_235;
+const ID: &str = "jail-1";
+/// Hierarchies of control groups with the controller `pids`, by version.
+const PIDS: [(&str, &str); 2] = [("1", "/sys/fs/cgroup/pids"), ("2", "/sys/fs/cgroup")];
+
+/// A directory of jails, with the files of one jail.
+struct Jails(Scratch);
+
+impl Jails {
+    /// Creates the directory of the jail's root, with the small guest in it.
+    fn new() -> Self {
+        let jails = Self(Scratch::new());
+        fs::create_dir_all(jails.root()).unwrap();
+        fs::copy(volt_tests::small_guest(), jails.root().join("guest.elf")).unwrap();
+        jails
+    }
+
+    fn root(&self) -> PathBuf {
+        self.0.directory().join(binary().file_name().unwrap()).join(ID).join("root")
+    }
+
+    /// Returns the path that the pid file has outside.
+    fn pid_file(&self) -> PathBuf {
+        let name = format!("{}.pid", binary().file_name().unwrap().to_str().unwrap());
+        self.root().join(name)
+    }
+
+    fn jailer(&self, options: &[&str], arguments: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.args(["jailer", "--id", ID, "--exec-file"]).arg(binary());
+        command.args(["--uid", &USER.to_string(), "--gid", &GROUP.to_string(), "--chroot-base-dir"]);
+        command.arg(self.0.directory()).args(options).arg("--").args(arguments);
+        command.env("VOLT_SECRET", "secret");
+        command
+    }
+
+    /// Boots a guest that counts, and waits until it does.
+    fn boot(&self, options: &[&str]) -> Jailed {
+        let guest = ["run", "--kernel", "/guest.elf", "--cmdline", "count", "--memory", "64M"];
+        let mut command = self.jailer(options, &guest);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let jailed = Jailed { child };
+        assert!(lines.any(|line| line.unwrap().starts_with("count ")), "the guest does not count");
+        jailed
+    }
+
+    fn pid(&self) -> u32 {
+        let read = || fs::read_to_string(self.pid_file()).unwrap_or_default().parse().ok();
+        wait_until("the pid file is written", || read().is_some());
+        read().unwrap()
+    }
+}
+
+/// The jailer, or the program that it became.
+struct Jailed {
+    child: Child,
+}
+
+impl Drop for Jailed {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A program that the jailer left running. Drop ends it.
+struct Daemon(u32);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-KILL", &self.0.to_string()]).status();
+    }
+}
+
+/// Returns the words of a field of `/proc/PID/status`.
+fn status(pid: u32, field: &str) -> Vec<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+    value.split_whitespace().map(str::to_owned).collect()
+}
+
+fn namespace(pid: u32, kind: &str) -> PathBuf {
+    fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap()
+}
+
+fn entries(directory: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn jailed_guest_runs_as_another_user_in_a_root_of_its_own() {
+    needs!(kvm, root);
+    let jails = Jails::new();
+    let jailed = jails.boot(&["--resource-limit", "fsize=100000000"]);
+    let pid = jailed.child.id();
+    assert_eq!(jails.pid(), pid);
+    assert_eq!(status(pid, "Uid"), vec![USER.to_string(); 4]);
+    assert_eq!(status(pid, "Gid"), vec![GROUP.to_string(); 4]);
+    assert!(status(pid, "Groups").is_empty());
+    assert_eq!(status(pid, "CapEff"), ["0000000000000000"]);
+    let seen = PathBuf::from(format!("/proc/{pid}/root"));
+    let name = binary().file_name().unwrap().to_str().unwrap().to_owned();
+    let expected = [&name, &format!("{name}.pid"), "guest.elf", "dev", "run"].map(str::to_owned);
+    assert_eq!(entries(&seen), expected.into());
+    assert_eq!(entries(&jails.root()), entries(&seen));
+    for device in ["dev/kvm", "dev/net/tun", "dev/urandom", "dev/userfaultfd"] {
+        let Ok(host) = fs::metadata(Path::new("/").join(device)) else { continue };
+        let own = fs::metadata(jails.root().join(device)).unwrap();
+        assert!(own.file_type().is_char_device() && own.rdev() == host.rdev(), "{device}");
+        assert_eq!((own.uid(), own.gid(), own.mode() & 0o7777), (USER, GROUP, 0o600), "{device}");
+    }
+    for directory in ["", "dev", "dev/net", "run"] {
+        let own = fs::metadata(jails.root().join(directory)).unwrap();
+        assert_eq!((own.uid(), own.gid(), own.mode() & 0o7777), (USER, GROUP, 0o700), "{directory}");
+    }
+    let copy = fs::metadata(jails.root().join(&name)).unwrap();
+    assert_eq!((copy.uid(), copy.mode() & 0o7777), (0, 0o755));
+    assert_ne!(copy.ino(), fs::metadata(binary()).unwrap().ino());
+    assert_eq!(fs::read(format!("/proc/{pid}/environ")).unwrap(), b"");
+    assert_ne!(namespace(pid, "mnt"), namespace(std::process::id(), "mnt"));
+    assert_eq!(namespace(pid, "pid"), namespace(std::process::id(), "pid"));
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let limit = |name: &str| limits.lines().find_map(|line| line.strip_prefix(name)).unwrap().to_owned();
+    let limit = |name| limit(name).split_whitespace().take(2).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(limit("Max open files"), ["2048", "2048"]);
+    assert_eq!(limit("Max file size"), ["100000000", "100000000"]);
+}
+
+#[test]
+fn daemon_in_a_pid_namespace_serves_its_api_and_its_pid_file_names_it() {
+    needs!(kvm, root, network);
+    let jails = Jails::new();
+    let network = Network::new();
+    let mut sleep = Command::new("sleep");
+    network.namespace().apply(sleep.arg("600"));
+    // The namespace of a process has a path.
+    let sleeper = Jailed { child: sleep.spawn().unwrap() };
+    let path = format!("/proc/{}/ns/net", sleeper.child.id());
+    let options = ["--netns", &path, "--daemonize", "--new-pid-ns"];
+    let done = output(&mut jails.jailer(&options, &["--api-sock", "/run/api.socket"]));
+    assert!(done.status.success(), "{done:?}");
+    let pid = jails.pid();
+    let _daemon = Daemon(pid);
+    let socket = jails.root().join("run/api.socket");
+    wait_until("the API answers", || UnixStream::connect(&socket).is_ok());
+    let (code, body) = rest::ask(&socket, "GET", "/", "");
+    assert!(code == 200 && body.contains(&format!("\"id\":\"{ID}\"")), "{code} {body}");
+    assert_eq!(status(pid, "NSpid"), [pid.to_string(), "1".to_owned()]);
+    assert_eq!(namespace(pid, "net"), fs::read_link(&path).unwrap());
+    assert_ne!(namespace(pid, "net"), namespace(std::process::id(), "net"));
+    for stream in 0..3 {
+        assert_eq!(fs::read_link(format!("/proc/{pid}/fd/{stream}")).unwrap(), Path::new("/dev/null"));
+    }
+    let machine = r#"{"vcpu_count": 1, "mem_size_mib": 64}"#;
+    let source = r#"{"kernel_image_path": "/guest.elf", "boot_args": "count"}"#;
+    let start = r#"{"action_type": "InstanceStart"}"#;
+    for (path, body) in [("/machine-config", machine), ("/boot-source", source), ("/actions", start)] {
+        let (code, body) = rest::ask(&socket, "PUT", path, body);
+        assert_eq!(code, 204, "{path}: {body}");
+    }
+    assert!(rest::ask(&socket, "GET", "/", "").1.contains("\"state\":\"Running\""));
+}
+
+#[test]
+fn jailed_guest_is_in_the_control_group_with_the_given_limit() {
+    needs!(kvm, root);
+    let has_pids = |(_, mount): &&(&str, &str)| {
+        let listed = fs::read_to_string(Path::new(mount).join("cgroup.controllers")).unwrap_or_default();
+        Path::new(mount).join("cgroup.procs").exists() && !mount.ends_with("cgroup")
+            || listed.split_whitespace().any(|name| name == "pids")
+    };
+    let Some((version, mount)) = PIDS.iter().find(has_pids) else {
+        return volt_tests::need::skip("no control groups that limit processes here");
+    };
+    let parent = format!("volt-jailed-{}/vms", std::process::id());
+    let jails = Jails::new();
+    let options = ["--cgroup-version", version, "--parent-cgroup", &parent, "--cgroup", "pids.max=77"];
+    let jailed = jails.boot(&options);
+    let group = Path::new(mount).join(&parent).join(ID);
+    let held = fs::read_to_string(group.join("cgroup.procs")).unwrap();
+    let limit = fs::read_to_string(group.join("pids.max")).unwrap();
+    let pid = jailed.child.id().to_string();
+    drop(jailed);
+    // An ended process can stay in its group for a moment.
+    wait_until("the groups are removed", || {
+        group.ancestors().take(3).all(|group| fs::remove_dir(group).is_ok() || !group.exists())
+    });
+    assert!(held.lines().any(|line| line == pid), "{held:?}");
+    assert_eq!(limit.trim(), "77");
+}
+
+#[test]
+fn refused_jail_names_the_option() {
+    needs!(kvm, root);
+    let jails = Jails::new();
+    let exec = binary();
+    for (options, words) in [
+        (&["--netns", "/no/such"][..], "cannot open --netns /no/such"),
+        (&["--cgroup", "cpus=1"], "--cgroup <FILE=VALUE>': cpus=1 is not FILE=VALUE"),
+        (&["--cgroup", "none.max=1"], "cannot apply --cgroup none.max=1"),
+        (&["--cgroup-version", "3"], "--cgroup-version <1|2>': it is 1 or 2"),
+        (&["--parent-cgroup", "../up"], "--parent-cgroup <PATH>': it is a path below"),
+        (&["--resource-limit", "cpu=1"], "--resource-limit <NAME=NUMBER>': it is no-file"),
+    ] {
+        let failed = output(&mut jails.jailer(options, &["run"]));
+        let error = String::from_utf8(failed.stderr).unwrap();
+        assert!(!failed.status.success() && error.contains(words), "{options:?}: {error}");
+        let _ = fs::remove_file(jails.root().join(exec.file_name().unwrap()));
+    }
+    let mut command = Command::new(binary());
+    let options = ["jailer", "--id", "a/b", "--exec-file", "/no/such", "--uid", "1", "--gid", "1"];
+    let failed = output(command.args(options));
+    let error = String::from_utf8(failed.stderr).unwrap();
+    assert!(error.contains("'a/b' for '--id <NAME>'"), "{error}");
+    let mut command = Command::new(binary());
+    let options = ["jailer", "--id", "a", "--exec-file", "/no/such", "--uid", "1", "--gid", "1"];
+    let error = String::from_utf8(output(command.args(options)).stderr).unwrap();
+    assert!(error.contains("cannot use --exec-file /no/such"), "{error}");
+}
+
+#[test]
+fn used_id_is_refused_and_a_link_in_the_jail_is_not_followed() {
+    needs!(kvm, root);
+    let jails = Jails::new();
+    let target = jails.0.path("target");
+    fs::write(&target, "of the host").unwrap();
+    std::os::unix::fs::symlink(&target, jails.root().join(binary().file_name().unwrap())).unwrap();
+    let failed = output(&mut jails.jailer(&[], &["run"]));
+    let error = String::from_utf8(failed.stderr).unwrap();
+    assert!(!failed.status.success() && error.contains("a jail of this --id exists"), "{error}");
+    assert_eq!(fs::read_to_string(&target).unwrap(), "of the host");
+}
