@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::failure::Failure;
-use crate::process::confinement::{ConfinementChoice, read_filters};
+use crate::process::confinement::{ConfinementChoice, StrictChoice, read_filters};
 
 /// Options for the confinement of the process.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfineArgs {
     /// Confine the process against its guest: default (threads that the guest reaches have few system calls,
-    /// and no files but open ones) or off
+    /// and no files but open ones), strict (also namespaces and a control group of its own; a warning names
+    /// what the host refuses) or off
     #[arg(long, value_name = "MODE", default_value = "default")]
     confine: ConfineMode,
 
@@ -24,6 +25,16 @@ pub(crate) struct ConfineArgs {
     /// each kind of thread (vcpu, device, block, starter, pager, opener)
     #[arg(long, value_name = "FILE", conflicts_with = "no_seccomp")]
     seccomp_filter: Option<PathBuf>,
+
+    /// With --confine strict: make the VM's control group (version 2) in this one, from the root of all
+    /// [default: beside the group of this process]
+    #[arg(long, value_name = "PATH")]
+    cgroup_parent: Option<PathBuf>,
+
+    /// With --confine strict: limit the disk at a device, by a line of io.max such as "8:0 wbps=1048576".
+    /// Repeatable
+    #[arg(long, value_name = "LINE")]
+    io_max: Vec<String>,
 }
 
 /// Strength of the confinement.
@@ -31,6 +42,7 @@ pub(crate) struct ConfineArgs {
 enum ConfineMode {
     #[default]
     Default,
+    Strict,
     Off,
 }
 
@@ -42,9 +54,11 @@ impl ConfineArgs {
     pub(super) fn choice(self) -> Result<ConfinementChoice, Failure> {
         let filters = self.seccomp_filter.as_deref().map(read_filters).transpose()?;
         Ok(ConfinementChoice {
-            is_on: self.confine == ConfineMode::Default,
+            is_on: self.confine != ConfineMode::Off,
             seccomp: !self.no_seccomp,
             filters,
+            strict: (self.confine == ConfineMode::Strict)
+                .then_some(StrictChoice { cgroup_parent: self.cgroup_parent, io_max: self.io_max }),
         })
     }
 }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use volt_vmm::{ClockMode, RestoreOptions};
+use volt_vmm::{ClockMode, RestoreOptions, VmShape};
 
 use super::Outcome;
 use super::confine::ConfineArgs;
@@ -78,7 +78,9 @@ impl Restore {
             .record(self.working_set.record);
         options.resume = !self.paused;
         let snapshot = start::open(&self.dir, &options)?;
-        confinement::apply(self.confine.choice()?, snapshot.config().devices.vsock.is_some())?;
+        let config = snapshot.config();
+        let shape = Some(VmShape::of(config));
+        confinement::apply(self.confine.choice()?, config.devices.vsock.is_some(), shape)?;
         if may_wait {
             session.watch_signals()?;
         }

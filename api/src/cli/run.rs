@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use volt_vmm::{Error, FileRef, IrqchipKind, LentVm, VmConfig, parse_memory_mib};
+use volt_vmm::{Error, FileRef, IrqchipKind, LentVm, VmConfig, VmShape, parse_memory_mib};
 
 use super::Outcome;
 use super::confine::ConfineArgs;
@@ -68,7 +68,7 @@ impl Run {
         let choice = self.confine.clone().choice()?;
         let config = self.config()?;
         let mut session = Session::open(api_socket.as_deref())?;
-        confinement::apply(choice, config.devices.vsock.is_some())?;
+        confinement::apply(choice, config.devices.vsock.is_some(), Some(VmShape::of(&config)))?;
         session.watch_signals()?;
         session.run("boot a VM", || {
             progress::during("starting the VM", || start::boot(config)).map(LentVm::from)

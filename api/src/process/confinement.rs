@@ -1,12 +1,12 @@
 //! The confinement of this process, which its forks' children take over.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use volt_vmm::sandbox;
-use volt_vmm::sandbox::{Confinement, OnForbiddenCall};
-use volt_vmm::{Error, Result};
+use volt_vmm::sandbox::{CgroupLimits, Confinement, Isolation, OnForbiddenCall};
+use volt_vmm::{Error, Result, VmShape};
 
 use crate::process::forbidden_calls;
 
@@ -19,11 +19,23 @@ pub(crate) struct ConfinementChoice {
     pub(crate) seccomp: bool,
     /// Filters in place of the built-in ones.
     pub(crate) filters: Option<String>,
+    /// Isolation by namespaces and a control group, if it is asked for.
+    #[serde(default)]
+    pub(crate) strict: Option<StrictChoice>,
+}
+
+/// The isolation that the command line asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StrictChoice {
+    /// The control group in which that of the VM is made.
+    pub(crate) cgroup_parent: Option<PathBuf>,
+    /// Lines of `io.max`.
+    pub(crate) io_max: Vec<String>,
 }
 
 impl Default for ConfinementChoice {
     fn default() -> Self {
-        Self { is_on: true, seccomp: true, filters: None }
+        Self { is_on: true, seccomp: true, filters: None, strict: None }
     }
 }
 
@@ -35,12 +47,12 @@ pub(crate) fn chosen() -> ConfinementChoice {
 }
 
 /// Confines this process, which has one thread and no VM. `has_vsock` says whether its VM may have a vsock
-/// device, whose connections need another process.
+/// device, whose connections need another process. `shape` bounds its memory and CPU time, if it is known.
 ///
 /// # Errors
 /// As [`sandbox::confine`].
-pub(crate) fn apply(choice: ConfinementChoice, has_vsock: bool) -> Result<()> {
-    let ConfinementChoice { is_on, seccomp, filters } = CHOSEN.get_or_init(|| choice);
+pub(crate) fn apply(choice: ConfinementChoice, has_vsock: bool, shape: Option<VmShape>) -> Result<()> {
+    let ConfinementChoice { is_on, seccomp, filters, strict } = CHOSEN.get_or_init(|| choice);
     if !is_on {
         return Ok(());
     }
@@ -48,6 +60,16 @@ pub(crate) fn apply(choice: ConfinementChoice, has_vsock: bool) -> Result<()> {
         Confinement::default().one_vm().on_forbidden(OnForbiddenCall::Signal).filters(filters.clone());
     confinement.seccomp = *seccomp;
     confinement.opener = has_vsock;
+    confinement.strict = strict.as_ref().map(|strict| Isolation {
+        limits: CgroupLimits {
+            parent: strict.cgroup_parent.clone(),
+            guest_memory: shape.map(|shape| shape.memory_bytes),
+            vcpus: shape.map(|shape| shape.vcpus.into()),
+            io: strict.io_max.clone(),
+        },
+        // The VM opens files by path.
+        empty_root: false,
+    });
     if *seccomp {
         forbidden_calls::install_handler();
     }

@@ -5,3 +5,4 @@ mod host_features;
 mod jailed;
 mod pausing;
 mod silence;
+mod strict;
