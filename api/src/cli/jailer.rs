@@ -43,7 +43,7 @@ pub(crate) struct Jailer {
     cgroup: Vec<CgroupFile>,
 
     /// Version of control groups
-    #[arg(long, value_name = "1|2", default_value = "1", value_parser = cgroup_version)]
+    #[arg(long, value_name = "1|2", default_value = "1", value_parser = version)]
     cgroup_version: CgroupVersion,
 
     /// Control group in which the program's is made, from the root of all [default: the program's name]
@@ -62,9 +62,8 @@ pub(crate) struct Jailer {
     #[arg(long)]
     new_pid_ns: bool,
 
-    /// Limit a resource: no-file=COUNT, of open descriptors, or fsize=BYTES, of each file and of guest memory.
-    /// Repeatable
-    /// [default: no-file=2048]
+    /// Limit a resource: no-file=COUNT, of open descriptors, or fsize=BYTES, of each file and of guest
+    /// memory. Repeatable [default: no-file=2048]
     #[arg(long, value_name = "NAME=NUMBER", value_parser = resource_limit)]
     resource_limit: Vec<(Resource, u64)>,
 
@@ -103,7 +102,7 @@ fn id(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn cgroup_version(text: &str) -> Result<CgroupVersion, String> {
+fn version(text: &str) -> Result<CgroupVersion, String> {
     match text {
         "1" => Ok(CgroupVersion::One),
         "2" => Ok(CgroupVersion::Two),

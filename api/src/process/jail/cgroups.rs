@@ -54,8 +54,8 @@ pub(super) struct Placement<'a> {
 }
 
 impl Placement<'_> {
-    /// Creates the groups, writes their files and moves this process into them. Without files, moves it to the
-    /// parent that was given, with version 2.
+    /// Creates the groups, writes their files and moves this process into them. Without files, moves it to
+    /// the parent that was given, with version 2.
     ///
     /// # Errors
     /// The host has no such group, controller or file, or refuses.

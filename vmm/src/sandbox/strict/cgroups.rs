@@ -16,7 +16,8 @@ const PERIOD: u64 = 100_000;
 /// Limits of one VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupLimits {
-    /// Control group, from the root of all, in which the VM's is made. Without it, the parent of this process's.
+    /// Control group, from the root of all, in which the VM's is made. Without it, the parent of this
+    /// process's.
     pub parent: Option<PathBuf>,
     /// Memory of the guest, in bytes. Without it, memory is not limited.
     pub guest_memory: Option<u64>,

@@ -21,8 +21,8 @@ use rustix::process::{
 use super::limits;
 use crate::sandbox::process;
 
-/// Forks the VM's process and returns in it. The calling process, which has one thread, becomes its keeper and
-/// does not return. At the end it removes the directory of this name in `cgroup.0`.
+/// Forks the VM's process and returns in it. The calling process, which has one thread, becomes its keeper
+/// and does not return. At the end it removes the directory of this name in `cgroup.0`.
 ///
 /// # Errors
 /// The host refuses a process.

@@ -1,4 +1,4 @@
-//! Strict confinement of a process: namespaces, an empty root and limits, in addition to filters and Landlock.
+//! Strict confinement of a process: namespaces, an empty root and limits, besides filters and Landlock.
 //!
 //! ```text
 //!   control group ── namespaces ── fork: keeper | VM's process ── join the group ── empty root ── limits
@@ -152,6 +152,20 @@ mod tests {
                 && links()["net"] == before["net"]
         };
         assert_eq!(in_child(act), 0);
+    }
+
+    #[test]
+    fn process_without_the_right_to_namespaces_stays_where_it_is() {
+        let before = links();
+        let act = || {
+            rustix::process::geteuid().is_root()
+                && limits::drop_capabilities().is_ok()
+                && namespaces::enter(&Namespace::ALL).is_ok_and(|refused| refused.len() == 7)
+                && links() == before
+        };
+        if rustix::process::geteuid().is_root() {
+            assert_eq!(in_child(act), 0);
+        }
     }
 
     #[test]

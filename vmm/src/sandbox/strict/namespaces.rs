@@ -1,11 +1,12 @@
-//! Namespaces of a process (namespaces(7)). Without root, the user namespace gives the right to make the others.
+//! Namespaces of a process (namespaces(7)). Without root, the user namespace gives the right to make the
+//! others.
 #![allow(unsafe_code)]
 
 use std::fs;
 
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, unshare_unsafe};
 
 use crate::error::{Error, Result};
 
@@ -60,8 +61,8 @@ impl Namespace {
     }
 }
 
-/// Moves this process, which has one thread and is dumpable, to new namespaces of the `wanted` kinds, of which
-/// the user namespace comes first. In that it keeps its user and group, and has all capabilities. Returns the
+/// Moves this process, which has one thread and is dumpable, to new namespaces of the `wanted` kinds, of
+/// which the user namespace comes first. In that it keeps its user and group, and has all capabilities. Returns the
 /// kinds that the host refuses, with its answers.
 ///
 /// # Errors
@@ -70,8 +71,13 @@ pub fn enter(wanted: &[Namespace]) -> Result<Vec<(Namespace, Errno)>> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     let all = wanted.iter().fold(UnshareFlags::empty(), |flags, kind| flags | kind.flag());
     let mut refused = Vec::new();
-    if unshare(all).is_err() {
+    let may_keep_ids = may_map(user);
+    if !may_keep_ids || unshare(all).is_err() {
         for &kind in wanted {
+            if kind == Namespace::User && !may_keep_ids {
+                refused.push((kind, Errno::PERM));
+                continue;
+            }
             // Some hosts make a user namespace without capabilities. A second namespace fails there, and
             // then the kernel makes neither.
             let second = if kind == Namespace::User { UnshareFlags::NEWUTS } else { UnshareFlags::empty() };
@@ -87,6 +93,12 @@ pub fn enter(wanted: &[Namespace]) -> Result<Vec<(Namespace, Errno)>> {
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
     // SAFETY: none of the flags ends the sharing of descriptors or memory between threads.
     unsafe { unshare_unsafe(flags) }
+}
+
+/// Whether the kernel lets this process have its user in a user namespace. A root that lost capabilities may
+/// not (Linux 5.12): it would be alone in a namespace without a user.
+fn may_map(user: u32) -> bool {
+    user != 0 || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SETFCAP))
 }
 
 /// Gives the process its user and group in its new user namespace.
