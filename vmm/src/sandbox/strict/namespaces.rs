@@ -62,8 +62,8 @@ impl Namespace {
 }
 
 /// Moves this process, which has one thread and is dumpable, to new namespaces of the `wanted` kinds, of
-/// which the user namespace comes first. In that it keeps its user and group, and has all capabilities. Returns the
-/// kinds that the host refuses, with its answers.
+/// which the user namespace comes first. In that it keeps its user and group, and has all capabilities.
+/// Returns the kinds that the host refuses, with its answers.
 ///
 /// # Errors
 /// [`Error::File`] if the host makes a user namespace and refuses the process its user or group in it.
