@@ -15,11 +15,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Longest message in bytes.
-pub const LONGEST: usize = 4096;
+pub const LONGEST: usize = 16 << 10;
 /// Most descriptors beside a message.
-const MOST_FDS: usize = 1;
+const MOST_FDS: usize = 4;
 
-/// Sends a message. `flags` decide whether the call waits for room.
+/// Sends a message with at most one descriptor. `flags` decide whether the call waits for room.
 ///
 /// # Errors
 /// The other end is gone, or has no room.
@@ -29,6 +29,19 @@ pub fn send(
     fd: Option<BorrowedFd<'_>>,
     flags: SendFlags,
 ) -> io::Result<()> {
+    send_several(socket, message, fd.as_slice(), flags)
+}
+
+/// As [`send`], with up to four descriptors.
+///
+/// # Errors
+/// As [`send`].
+pub fn send_several(
+    socket: impl AsFd,
+    message: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
     let mut text = serde_json::to_vec(message)?;
     if text.len() > LONGEST {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long"));
@@ -36,15 +49,14 @@ pub fn send(
     text.shrink_to_fit();
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut beside = SendAncillaryBuffer::new(&mut room);
-    let fds: Vec<_> = fd.into_iter().collect();
-    if !fds.is_empty() {
-        beside.push(SendAncillaryMessage::ScmRights(&fds));
+    if !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message has too many descriptors"));
     }
     rustix::net::sendmsg(socket, &[IoSlice::new(&text)], &mut beside, flags | SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// Receives a message, or `None` if the other end is gone.
+/// Receives a message with at most one descriptor, or `None` if the other end is gone.
 ///
 /// # Errors
 /// The socket cannot be read, or the packet is not a message.
@@ -52,6 +64,23 @@ pub fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
     flags: RecvFlags,
 ) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+    match receive_several(socket, flags)? {
+        Some((_, fds)) if fds.len() > 1 => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "the message had several descriptors"))
+        }
+        Some((message, mut fds)) => Ok(Some((message, fds.pop()))),
+        None => Ok(None),
+    }
+}
+
+/// As [`receive`], with up to four descriptors.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_several<T: DeserializeOwned>(
+    socket: impl AsFd,
+    flags: RecvFlags,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut text = [0; LONGEST];
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut beside = RecvAncillaryBuffer::new(&mut room);
@@ -66,20 +95,20 @@ pub fn receive<T: DeserializeOwned>(
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    let mut fds: Vec<OwnedFd> = fds.flatten().collect();
+    let fds: Vec<OwnedFd> = fds.flatten().collect();
     if received.bytes == 0 {
         return Ok(None);
     }
-    // The room for one is aligned, and has room for two.
+    // The room is aligned, and may hold one more.
     if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MOST_FDS {
         let why = "a descriptor sent with a message did not arrive: the limit of open files (RLIMIT_NOFILE) \
-                   is reached, or the message had several descriptors";
+                   is reached, or the message had more than four descriptors";
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
     if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
     }
-    Ok(Some((serde_json::from_slice(&text[..received.bytes])?, fds.pop())))
+    Ok(Some((serde_json::from_slice(&text[..received.bytes])?, fds)))
 }
 
 /// As [`receive`], and waits until `deadline`.
