@@ -1,10 +1,14 @@
 //! Threads with names, as those of the library: `volt-NAME`.
 
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
+
+use volt_vmm::Error;
+use volt_vmm::internal::spawn_thread;
+use volt_vmm::sandbox::ThreadKind;
 
 use crate::failure::Failure;
 
-/// Starts thread `volt-NAME`. `duty` says in an error for what: `to receive signals`.
+/// Starts thread `volt-NAME`, confined as a worker. `duty` says in an error for what: `to receive signals`.
 ///
 /// # Errors
 /// The host cannot start the thread.
@@ -13,6 +17,8 @@ pub(crate) fn spawn<T: Send + 'static>(
     duty: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, Failure> {
-    let thread = Builder::new().name(format!("volt-{name}")).spawn(body);
-    thread.map_err(|source| Failure::system(format!("start a thread {duty}"), source))
+    spawn_thread(ThreadKind::Worker, name, body).map_err(|error| match error {
+        Error::Host { source, .. } => Failure::system(format!("start a thread {duty}"), source),
+        error => error.into(),
+    })
 }

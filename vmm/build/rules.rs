@@ -226,16 +226,182 @@ static STARTER: &[Rule] = &[
 /// A pager's answers to the VMs that it serves from another process.
 static ANSWER: &[Rule] = &[call(SYS_sendmsg)];
 
-/// The opener: opens a socket's file, checks it and connects.
+/// The opener: calls with paths, for the threads that may not make them, and connections of devices. Its
+/// requests decide on the paths.
 static OPENER: &[Rule] = &[
     call(SYS_recvmsg),
     call(SYS_sendmsg),
     call(SYS_open),
     call(SYS_openat),
+    call(SYS_openat2),
     call(SYS_newfstatat),
-    only(SYS_socket, &[&[is(0, AF_UNIX as u32)]]),
+    call(SYS_statx),
+    call(SYS_readlink),
+    call(SYS_readlinkat),
+    call(SYS_getdents64),
+    call(SYS_mkdirat),
+    call(SYS_unlink),
+    call(SYS_unlinkat),
+    call(SYS_rename),
+    call(SYS_renameat),
+    call(SYS_renameat2),
+    call(SYS_linkat),
+    call(SYS_flock),
+    only(SYS_fcntl, &[&[is(1, F_DUPFD_CLOEXEC as u32)], &[is(1, F_SETFD as u32)]]),
+    // Sockets that devices listen at, and a check of ports that passt will listen at.
+    only(SYS_socket, &[&[is(0, AF_UNIX as u32)], &[is(0, AF_INET as u32)]]),
     call(SYS_connect),
+    call(SYS_bind),
+    call(SYS_listen),
+    call(SYS_getsockopt),
+    only(SYS_setsockopt, &[&[is(1, SOL_SOCKET as u32), is(2, SO_REUSEADDR as u32)]]),
+    only(SYS_ioctl, &[&[is(1, FIONBIO as u32)]]),
 ];
+
+/// Makes VMs: KVM's calls for the system, a VM and a vCPU.
+static MAKE_VM: &[Rule] = &[only(
+    SYS_ioctl,
+    &[
+        &[is(1, request(0, KVM, 0x00, 0))], // KVM_GET_API_VERSION
+        &[is(1, request(0, KVM, 0x01, 0))], // KVM_CREATE_VM
+        &[is(1, request(3, KVM, 0x02, size_of::<kvm::kvm_msr_list>()))], // KVM_GET_MSR_INDEX_LIST
+        &[is(1, request(0, KVM, 0x03, 0))], // KVM_CHECK_EXTENSION
+        &[is(1, request(0, KVM, 0x04, 0))], // KVM_GET_VCPU_MMAP_SIZE
+        &[is(1, request(3, KVM, 0x05, size_of::<kvm::kvm_cpuid2>()))], // KVM_GET_SUPPORTED_CPUID
+        &[is(1, request(3, KVM, 0x0a, size_of::<kvm::kvm_msr_list>()))], // KVM_GET_MSR_FEATURE_INDEX_LIST
+        &[is(1, request(0, KVM, 0x41, 0))], // KVM_CREATE_VCPU
+        &[is(1, request(1, KVM, 0x42, size_of::<kvm::kvm_dirty_log>()))], // KVM_GET_DIRTY_LOG
+        // KVM_SET_USER_MEMORY_REGION
+        &[is(1, request(1, KVM, 0x46, size_of::<kvm::kvm_userspace_memory_region>()))],
+        &[is(1, request(0, KVM, 0x47, 0))], // KVM_SET_TSS_ADDR
+        &[is(1, request(1, KVM, 0x48, 8))], // KVM_SET_IDENTITY_MAP_ADDR
+        &[is(1, request(0, KVM, 0x60, 0))], // KVM_CREATE_IRQCHIP
+        &[is(1, request(3, KVM, 0x62, size_of::<kvm::kvm_irqchip>()))], // KVM_GET_IRQCHIP
+        &[is(1, request(2, KVM, 0x63, size_of::<kvm::kvm_irqchip>()))], // KVM_SET_IRQCHIP
+        &[is(1, request(1, KVM, 0x76, size_of::<kvm::kvm_irqfd>()))], // KVM_IRQFD
+        &[is(1, request(1, KVM, 0x77, size_of::<kvm::kvm_pit_config>()))], // KVM_CREATE_PIT2
+        &[is(1, request(1, KVM, 0x79, size_of::<kvm::kvm_ioeventfd>()))], // KVM_IOEVENTFD
+        &[is(1, request(1, KVM, 0x7b, size_of::<kvm::kvm_clock_data>()))], // KVM_SET_CLOCK
+        &[is(1, request(2, KVM, 0x7c, size_of::<kvm::kvm_clock_data>()))], // KVM_GET_CLOCK
+        &[is(1, request(1, KVM, 0x82, size_of::<kvm::kvm_regs>()))], // KVM_SET_REGS
+        &[is(1, request(1, KVM, 0x84, size_of::<kvm::kvm_sregs>()))], // KVM_SET_SREGS
+        &[is(1, request(3, KVM, 0x88, size_of::<kvm::kvm_msrs>()))], // KVM_GET_MSRS
+        &[is(1, request(1, KVM, 0x89, size_of::<kvm::kvm_msrs>()))], // KVM_SET_MSRS
+        &[is(1, request(1, KVM, 0x8b, size_of::<kvm::kvm_signal_mask>()))], // KVM_SET_SIGNAL_MASK
+        &[is(1, request(2, KVM, 0x8e, size_of::<kvm::kvm_lapic_state>()))], // KVM_GET_LAPIC
+        &[is(1, request(1, KVM, 0x8f, size_of::<kvm::kvm_lapic_state>()))], // KVM_SET_LAPIC
+        &[is(1, request(1, KVM, 0x90, size_of::<kvm::kvm_cpuid2>()))], // KVM_SET_CPUID2
+        &[is(1, request(2, KVM, 0x98, size_of::<kvm::kvm_mp_state>()))], // KVM_GET_MP_STATE
+        &[is(1, request(1, KVM, 0x99, size_of::<kvm::kvm_mp_state>()))], // KVM_SET_MP_STATE
+        &[is(1, request(2, KVM, 0x9f, size_of::<kvm::kvm_vcpu_events>()))], // KVM_GET_VCPU_EVENTS
+        &[is(1, request(1, KVM, 0xa0, size_of::<kvm::kvm_vcpu_events>()))], // KVM_SET_VCPU_EVENTS
+        &[is(1, request(2, KVM, 0x9f, size_of::<kvm::kvm_pit_state2>()))], // KVM_GET_PIT2
+        &[is(1, request(1, KVM, 0xa0, size_of::<kvm::kvm_pit_state2>()))], // KVM_SET_PIT2
+        &[is(1, request(2, KVM, 0xa1, size_of::<kvm::kvm_debugregs>()))], // KVM_GET_DEBUGREGS
+        &[is(1, request(1, KVM, 0xa2, size_of::<kvm::kvm_debugregs>()))], // KVM_SET_DEBUGREGS
+        &[is(1, request(0, KVM, 0xa2, 0))], // KVM_SET_TSC_KHZ
+        &[is(1, request(0, KVM, 0xa3, 0))], // KVM_GET_TSC_KHZ
+        &[is(1, request(1, KVM, 0xa3, size_of::<kvm::kvm_enable_cap>()))], // KVM_ENABLE_CAP
+        &[is(1, request(2, KVM, 0xa4, size_of::<kvm::kvm_xsave>()))], // KVM_GET_XSAVE
+        &[is(1, request(1, KVM, 0xa5, size_of::<kvm::kvm_xsave>()))], // KVM_SET_XSAVE
+        &[is(1, request(2, KVM, 0xcf, size_of::<kvm::kvm_xsave>()))], // KVM_GET_XSAVE2
+        &[is(1, request(2, KVM, 0xa6, size_of::<kvm::kvm_xcrs>()))], // KVM_GET_XCRS
+        &[is(1, request(1, KVM, 0xa7, size_of::<kvm::kvm_xcrs>()))], // KVM_SET_XCRS
+        &[is(1, request(0, KVM, 0xad, 0))], // KVM_KVMCLOCK_CTRL
+        &[is(1, request(1, KVM, 0xe1, size_of::<kvm::kvm_device_attr>()))], // KVM_SET_DEVICE_ATTR
+        &[is(1, request(1, KVM, 0xe2, size_of::<kvm::kvm_device_attr>()))], // KVM_GET_DEVICE_ATTR
+        &[is(1, request(1, KVM, 0xe3, size_of::<kvm::kvm_device_attr>()))], // KVM_HAS_DEVICE_ATTR
+    ],
+)];
+
+/// A thread that works for the program: the API, signals, the console, snapshots. It makes VMs and starts
+/// all other threads, so these inherit its rules. Files come from the opener, and programs from the starter.
+static WORKER: &[Rule] = &[
+    only(
+        SYS_ioctl,
+        &[
+            // Terminals.
+            &[is(1, TCGETS as u32)],
+            &[is(1, TCGETS2 as u32)],
+            &[is(1, TCSETS2 as u32)],
+            &[is(1, TCSETSW2 as u32)],
+            &[is(1, TCSETSF2 as u32)],
+            &[is(1, TIOCGPGRP as u32)],
+            &[is(1, TIOCGWINSZ as u32)],
+            // Taps, disks, and copies of files.
+            &[is(1, TUNSETIFF as u32)],
+            &[is(1, TUNSETVNETHDRSZ as u32)],
+            &[is(1, request(1, 0x94, 9, 4))], // FICLONE
+            &[is(1, BLKGETSIZE64)],
+            // Memory that is filled on touch, and pages that were written.
+            &[is(1, request(0, UFFD, 0, 0))],     // USERFAULTFD_IOC_NEW
+            &[is(1, request(3, UFFD, 0x3f, 24))], // UFFDIO_API
+            &[is(1, request(3, UFFD, 0, 32))],    // UFFDIO_REGISTER
+            &[is(1, request(2, UFFD, 1, 16))],    // UFFDIO_UNREGISTER
+            &[is(1, request(3, UFFD, 6, 24))],    // UFFDIO_WRITEPROTECT
+            &[is(1, request(3, b'f', 16, 96))],   // PAGEMAP_SCAN
+        ],
+    ),
+    call(SYS_userfaultfd),
+    call(SYS_memfd_create),
+    call(SYS_mlock2),
+    call(SYS_pipe2),
+    call(SYS_socketpair),
+    call(SYS_getsockopt),
+    call(SYS_setsockopt),
+    call(SYS_getsockname),
+    call(SYS_getpeername),
+    call(SYS_signalfd4),
+    call(SYS_timerfd_create),
+    call(SYS_timerfd_settime),
+    call(SYS_lseek),
+    call(SYS_copy_file_range),
+    call(SYS_flock),
+    call(SYS_fchmod),
+    call(SYS_fstatfs),
+    call(SYS_utimensat),
+    call(SYS_getdents64),
+    call(SYS_getcwd),
+    call(SYS_uname),
+    call(SYS_sysinfo),
+    call(SYS_getpgrp),
+    call(SYS_geteuid),
+    call(SYS_getuid),
+    only(SYS_prctl, &[&[is(0, PR_GET_AUXV)]]),
+    call(SYS_prlimit64),
+    call(SYS_rt_sigaction),
+    call(SYS_rt_sigtimedwait),
+    call(SYS_wait4),
+    // The children of this process alone have descriptors here.
+    call(SYS_pidfd_open),
+    call(SYS_pidfd_send_signal),
+    call(SYS_io_uring_setup),
+    call(SYS_io_uring_register),
+    call(SYS_dup),
+    only(
+        SYS_fcntl,
+        &[
+            &[is(1, F_DUPFD_CLOEXEC as u32)],
+            &[is(1, F_SETFD as u32)],
+            &[is(1, F_SETFL as u32)],
+            &[is(1, F_OFD_SETLK as u32)],
+            &[is(1, F_SETLEASE as u32)],
+            &[is(1, F_SETSIG)],
+            &[is(1, F_SETOWN_EX)],
+            &[is(1, F_ADD_SEALS as u32)],
+            &[is(1, F_GET_SEALS as u32)],
+        ],
+    ),
+    // Stops this process at SIGTSTP.
+    only(SYS_kill, &[&[is(0, OWN_PROCESS), is(1, SIGSTOP as u32)]]),
+];
+
+/// `PR_GET_AUXV` (linux/prctl.h), `BLKGETSIZE64` (linux/fs.h), `F_SETSIG` and `F_SETOWN_EX`
+/// (asm-generic/fcntl.h).
+const PR_GET_AUXV: u32 = 0x4155_5856;
+const BLKGETSIZE64: u32 = request(2, 0x12, 114, 8);
+const F_SETSIG: u32 = 10;
+const F_SETOWN_EX: u32 = 15;
 
 /// The kinds of thread with their rules, in the order of `ThreadKind`.
 pub static KINDS: &[(&str, &[&[Rule]])] = &[
@@ -245,4 +411,5 @@ pub static KINDS: &[(&str, &[&[Rule]])] = &[
     ("starter", &[STARTER, START_THREADS, DEVICE, BLOCK, FILL]),
     ("pager", &[FILL, START_THREADS, ANSWER]),
     ("opener", &[OPENER]),
+    ("worker", &[WORKER, MAKE_VM, VCPU, STARTER, START_THREADS, DEVICE, BLOCK, FILL]),
 ];

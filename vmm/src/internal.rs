@@ -3,15 +3,24 @@
 
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
+pub use crate::sandbox::inherit as inherit_confinement;
 pub use crate::snapshot::opened::grant::key::directory as key_directory;
 pub use crate::sockets::lock_directory_of;
 pub use crate::store::dir::random_hex;
+pub use crate::threads::spawn as spawn_thread;
 
 /// Parts of strict confinement, for the jailer and benchmarks.
 pub mod isolation {
     pub use crate::sandbox::strict::cgroups::delegate;
     pub use crate::sandbox::strict::namespaces::Namespace;
     pub use crate::sandbox::strict::{limits, namespaces, root};
+}
+
+/// System calls with paths, and other programs, for confined threads too.
+pub mod paths {
+    pub use crate::paths::process::Process;
+    pub use crate::paths::program::{FORKED, OWN_PROGRAM, Program, Stream};
+    pub use crate::paths::{metadata_of_link, open, remove_file};
 }
 
 /// Resources of the host that two VMs cannot have at once.

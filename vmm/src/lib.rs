@@ -48,6 +48,7 @@ mod memory;
 mod packets;
 mod pager;
 mod partial;
+mod paths;
 mod persist;
 mod progress;
 #[cfg(any(feature = "internal", test))]

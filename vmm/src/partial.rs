@@ -10,17 +10,18 @@
 //! all that are not listed here). Its locks may be local to each host, so a leftover looks like a living
 //! writer's file.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::error::{Error, Result};
+use crate::paths;
 
 /// Magic numbers (linux/magic.h) of file systems of one host, whose locks all writers see.
 const LOCAL: [u64; 8] = [
@@ -41,30 +42,27 @@ const ATTEMPTS: u32 = 100;
 
 /// Creates a directory of mode 0700 in `parent`, and locks it. The lock lasts as long as the descriptor.
 pub fn create_dir(parent: &Path, name: &str) -> io::Result<(PathBuf, File)> {
-    let directory = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let make = |path: &Path| {
-        DirBuilder::new().mode(0o700).create(path)?;
-        let opened = retry_on_intr(|| rustix::fs::open(path, directory, Mode::empty()));
-        opened.map(File::from).map_err(|errno| {
+        paths::make_dir(path, 0o700)?;
+        paths::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW, 0).inspect_err(|_| {
             // Fails if a remover was faster.
-            let _ = rustix::fs::rmdir(path);
-            io::Error::from(errno)
+            let _ = paths::remove_dir(path);
         })
     };
-    create(parent, name, make, |path| rustix::fs::rmdir(path))
+    create(parent, name, make, paths::remove_dir)
 }
 
 /// Creates a file in `parent` for writing, and locks it. The lock lasts as long as the descriptor.
 pub fn create_file(parent: &Path, name: &str, mode: u32) -> io::Result<(PathBuf, File)> {
-    let make = |path: &Path| File::options().write(true).create_new(true).mode(mode).open(path);
-    create(parent, name, make, |path| rustix::fs::unlink(path))
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+    create(parent, name, |path| paths::open(path, flags, mode), paths::remove_file)
 }
 
 fn create(
     parent: &Path,
     name: &str,
     make: impl Fn(&Path) -> io::Result<File>,
-    unmake: impl Fn(&Path) -> rustix::io::Result<()>,
+    unmake: impl Fn(&Path) -> io::Result<()>,
 ) -> io::Result<(PathBuf, File)> {
     for _ in 0..ATTEMPTS {
         let path = parent.join(format!(".{name}.{}{SUFFIX}", random_hex().map_err(io::Error::other)?));
@@ -72,12 +70,14 @@ fn create(
             Ok(file) => match claim(&file, &path) {
                 Ok(true) => return Ok((path, file)),
                 Ok(false) => {}
-                Err(errno) => {
+                Err(error) => {
                     let _ = unmake(&path);
-                    return Err(errno.into());
+                    return Err(error);
                 }
             },
-            Err(error) if error.kind() == ErrorKind::NotFound && parent.is_dir() => {}
+            Err(error)
+                if error.kind() == ErrorKind::NotFound
+                    && paths::metadata(parent).is_ok_and(|found| found.is_dir()) => {}
             Err(error) => return Err(error),
         }
     }
@@ -85,76 +85,68 @@ fn create(
 }
 
 /// Locks a new file. Returns false if a remover found it before it was locked.
-fn claim(file: &File, path: &Path) -> rustix::io::Result<bool> {
-    Ok(lock(file)? != Lock::Taken && is_named(CWD, path, &rustix::fs::fstat(file)?)?)
+fn claim(file: &File, path: &Path) -> io::Result<bool> {
+    Ok(lock(file)? != Lock::Taken && is_named(None, path, &file.metadata()?)?)
 }
 
 /// Removes this user's directories in `parent` that killed writers left. Files in them go too. A directory
 /// with any other entry stays.
 pub fn remove_abandoned_dirs(parent: &Path) {
-    remove_abandoned(parent, FileType::Directory, |name| base_of(name).is_some_and(|base| !base.is_empty()));
+    remove_abandoned(parent, Kind::Directory, |name| base_of(name).is_some_and(|base| !base.is_empty()));
 }
 
 /// Removes this user's files in `parent` that killed writers of `name` left.
 pub fn remove_abandoned_files(parent: &Path, name: &str) {
-    remove_abandoned(parent, FileType::RegularFile, |found| base_of(found) == Some(name.as_bytes()));
+    remove_abandoned(parent, Kind::File, |found| base_of(found) == Some(name.as_bytes()));
 }
 
 /// Removes leftovers with best effort: nothing depends on it.
-fn remove_abandoned(parent: &Path, kind: FileType, is_wanted: impl Fn(&[u8]) -> bool) {
-    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(directory) = rustix::fs::open(parent, flags, Mode::empty()) else { return };
+fn remove_abandoned(parent: &Path, kind: Kind, is_wanted: impl Fn(&[u8]) -> bool) {
+    let Ok(directory) = paths::open(parent, OFlags::DIRECTORY, 0) else { return };
     let is_local = |found: rustix::fs::StatFs| LOCAL.contains(&(found.f_type as u64));
     if !rustix::fs::fstatfs(&directory).is_ok_and(is_local) {
         return;
     }
-    let Ok(entries) = Dir::read_from(&directory) else { return };
-    for entry in entries.flatten().filter(|entry| is_wanted(entry.file_name().to_bytes())) {
-        let name = Path::new(std::ffi::OsStr::from_bytes(entry.file_name().to_bytes()));
-        match remove(directory.as_fd(), name, kind) {
-            Ok(true) => log::info!("removed {}, which a killed process left", parent.join(name).display()),
+    let Ok(names) = paths::names_in(&directory) else { return };
+    for name in names.into_iter().filter(|name| is_wanted(name.as_bytes())) {
+        let place = parent.join(&name);
+        match remove(directory.as_fd(), Path::new(&name), kind) {
+            Ok(true) => log::info!("removed {}, which a killed process left", place.display()),
             Ok(false) => {}
-            Err(errno) => log::debug!("cannot remove {}: {errno}", parent.join(name).display()),
+            Err(error) => log::debug!("cannot remove {}: {error}", place.display()),
         }
     }
 }
 
 /// Removes an entry if it has this kind, is this user's, and has no living writer. Returns whether it was
 /// removed.
-fn remove(parent: BorrowedFd<'_>, name: &Path, kind: FileType) -> rustix::io::Result<bool> {
-    let is_ours = |found: &Stat| {
-        let own = found.st_uid == rustix::process::geteuid().as_raw();
-        own && FileType::from_raw_mode(found.st_mode) == kind && found.st_mode & 0o077 == 0
+fn remove(parent: BorrowedFd<'_>, name: &Path, kind: Kind) -> io::Result<bool> {
+    let is_ours = |found: &Metadata| {
+        let own = found.uid() == rustix::process::geteuid().as_raw();
+        own && Kind::of(found) == Some(kind) && found.mode() & 0o077 == 0
     };
     // Checked before the open too, because opening a device can have effects.
-    if !is_ours(&rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?) {
+    if !is_ours(&paths::metadata_at(Some(parent), name)?) {
         return Ok(false);
     }
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(parent, name, flags, Mode::empty())?;
-    let opened = rustix::fs::fstat(&file)?;
+    let file = paths::open_at(Some(parent), name, OFlags::NOFOLLOW | OFlags::NONBLOCK, 0)?;
+    let opened = file.metadata()?;
     // An entry that was published or removed meanwhile has another name, or none.
-    if !is_ours(&opened) || lock(&file)? != Lock::Held || !is_named(parent, name, &opened)? {
+    if !is_ours(&opened) || lock(&file)? != Lock::Held || !is_named(Some(parent), name, &opened)? {
         return Ok(false);
     }
-    if kind != FileType::Directory {
-        return rustix::fs::unlinkat(parent, name, AtFlags::empty()).map(|()| true);
+    if kind == Kind::File {
+        return paths::remove_at(Some(parent), name, false).map(|()| true);
     }
-    let mut names = Vec::new();
-    for entry in Dir::read_from(&file)? {
-        let name = entry?.file_name().to_owned();
-        if [&b"."[..], b".."].contains(&name.to_bytes()) {
-            continue;
-        }
-        let found = rustix::fs::statat(&file, &name, AtFlags::SYMLINK_NOFOLLOW)?;
-        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+    let names = paths::names_in(&file)?;
+    for name in &names {
+        if !paths::metadata_at(Some(file.as_fd()), name.as_ref())?.is_file() {
             return Ok(false);
         }
-        names.push(name);
     }
-    names.iter().try_for_each(|name| rustix::fs::unlinkat(&file, name, AtFlags::empty()))?;
+    names.iter().try_for_each(|name| paths::remove_at(Some(file.as_fd()), name.as_ref(), false))?;
     // Removes an empty directory only, even if the name is another directory's by now.
-    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map(|()| true)
+    paths::remove_at(Some(parent), name, true).map(|()| true)
 }
 
 /// Returns NAME of `.NAME.HEX.partial`.
@@ -163,6 +155,22 @@ fn base_of(name: &[u8]) -> Option<&[u8]> {
     let (base, hex) = rest.split_at_checked(rest.len().checked_sub(HEX)?)?;
     let is_hex = hex.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     base.strip_suffix(b".").filter(|_| is_hex)
+}
+
+/// Kind of a leftover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Directory,
+    File,
+}
+
+impl Kind {
+    fn of(found: &Metadata) -> Option<Self> {
+        if found.is_dir() {
+            return Some(Self::Directory);
+        }
+        found.is_file().then_some(Self::File)
+    }
 }
 
 /// Result of an attempt to lock a file.
@@ -177,21 +185,21 @@ enum Lock {
 
 /// Locks a file. Only a file system without locks may leave a writer's file without one: a remover would take
 /// it for a leftover.
-fn lock(file: impl AsFd) -> rustix::io::Result<Lock> {
+fn lock(file: impl AsFd) -> io::Result<Lock> {
     match retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
         Ok(()) => Ok(Lock::Held),
         Err(Errno::WOULDBLOCK) => Ok(Lock::Taken),
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK | Errno::INVAL | Errno::BADF) => Ok(Lock::Unknown),
-        Err(errno) => Err(errno),
+        Err(errno) => Err(errno.into()),
     }
 }
 
 /// Whether `name` in `parent` is still the opened file.
-fn is_named(parent: BorrowedFd<'_>, name: &Path, opened: &Stat) -> rustix::io::Result<bool> {
-    match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(found) => Ok((found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)),
-        Err(Errno::NOENT) => Ok(false),
-        Err(errno) => Err(errno),
+fn is_named(parent: Option<BorrowedFd<'_>>, name: &Path, opened: &Metadata) -> io::Result<bool> {
+    match paths::metadata_at(parent, name) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (opened.dev(), opened.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

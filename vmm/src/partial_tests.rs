@@ -77,7 +77,7 @@ fn entries_of_other_names_kinds_or_modes_stay() {
     let linking = left_behind(&scratch.0, "linking");
     symlink(&elsewhere.0, linking.join("link")).unwrap();
     let fifo = scratch.0.join(format!(".fifo.{hex}.partial"));
-    rustix::fs::mkfifoat(CWD, &fifo, Mode::from_raw_mode(0o600)).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
     if rustix::process::geteuid().is_root() {
         let foreign = left_behind(&scratch.0, "foreign");
         std::os::unix::fs::chown(&foreign, Some(65534), None).unwrap();
@@ -98,7 +98,7 @@ fn writer_takes_another_name_after_a_removal_before_its_lock() {
     let make = {
         let first = std::cell::RefCell::new(&mut first);
         move |path: &Path| {
-            DirBuilder::new().mode(0o700).create(path)?;
+            paths::make_dir(path, 0o700)?;
             let opened = File::open(path);
             if std::mem::take(&mut **first.borrow_mut()) {
                 remove_abandoned_dirs(path.parent().unwrap());
@@ -107,7 +107,7 @@ fn writer_takes_another_name_after_a_removal_before_its_lock() {
             opened
         }
     };
-    let (path, _lock) = create(&scratch.0, "warm", make, |path| rustix::fs::rmdir(path)).unwrap();
+    let (path, _lock) = create(&scratch.0, "warm", make, paths::remove_dir).unwrap();
     assert_eq!(names_in(&scratch), [path.file_name().unwrap().to_str().unwrap()]);
 }
 

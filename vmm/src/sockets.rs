@@ -7,13 +7,17 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::holders;
 
 /// The time between two attempts to lock, and their number: one second in all. This program holds the lock
 /// for microseconds.
@@ -35,6 +39,61 @@ pub fn lock_directory_of(path: &Path) -> Option<File> {
     }
     log::warn!("another program holds a lock on {}: binding a socket there without a lock", parent.display());
     None
+}
+
+/// Listens at `path`, or at its name in `directory`, in place of a socket that a dead process left. Returns
+/// the device and inode of the socket's file, too.
+///
+/// # Errors
+/// Another process listens there, the file is not a socket, or the host refuses.
+pub(crate) fn listen(
+    directory: Option<BorrowedFd<'_>>,
+    path: &Path,
+) -> io::Result<(UnixListener, (u64, u64))> {
+    let on_host = in_directory(directory, path);
+    let _lock = lock_directory_of(&on_host);
+    let socket = match UnixListener::bind(&on_host) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            remove_if_stale(directory, path, &on_host)?;
+            UnixListener::bind(&on_host)
+        }
+        bound => bound,
+    }?;
+    let found = socket.set_nonblocking(true).and_then(|()| std::fs::symlink_metadata(&on_host));
+    let file = found.inspect_err(|_| {
+        // The lock on the directory is still held, so the file is the one that was just bound.
+        let _ = std::fs::remove_file(&on_host);
+    })?;
+    Ok((socket, (file.dev(), file.ino())))
+}
+
+/// The path of a name in an open directory.
+fn in_directory(directory: Option<BorrowedFd<'_>>, path: &Path) -> PathBuf {
+    match (directory, path.file_name()) {
+        (Some(directory), Some(name)) => {
+            Path::new(&format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name)
+        }
+        _ => path.to_owned(),
+    }
+}
+
+fn remove_if_stale(directory: Option<BorrowedFd<'_>>, path: &Path, on_host: &Path) -> io::Result<()> {
+    if !std::fs::symlink_metadata(on_host)?.file_type().is_socket() {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "a file that is not a socket exists at this path; remove the file or choose another path",
+        ));
+    }
+    match connect_to_file(directory, path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(on_host),
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        connected => {
+            let peer = connected.ok().and_then(|stream| socket_peercred(&stream).ok());
+            let holder = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
+            let problem = format!("another process listens at this path{}", holders::named(holder));
+            Err(io::Error::new(io::ErrorKind::AddrInUse, problem))
+        }
+    }
 }
 
 /// Connects to the listener at `path`, or at its name in `directory`. Fails where std would wait for a busy

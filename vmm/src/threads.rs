@@ -12,7 +12,7 @@ use crate::sandbox::ThreadKind;
 ///
 /// # Errors
 /// [`Error::Host`] if the host refuses a thread.
-pub(crate) fn spawn<T: Send + 'static>(
+pub fn spawn<T: Send + 'static>(
     kind: ThreadKind,
     name: impl Display,
     body: impl FnOnce() -> T + Send + 'static,
@@ -27,7 +27,7 @@ pub(crate) fn spawn<T: Send + 'static>(
     thread.spawn(confined).map_err(|source| Error::host(format!("start thread {name}"), source))
 }
 
-/// Starts thread `volt-NAME` in a scope.
+/// Starts thread `volt-NAME` in a scope. It is confined as the calling thread.
 ///
 /// # Errors
 /// As [`spawn`].
@@ -38,7 +38,24 @@ pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
 ) -> Result<ScopedJoinHandle<'scope, T>> {
     let name = format!("volt-{name}");
     let thread = thread::Builder::new().name(name.clone());
-    thread.spawn_scoped(scope, body).map_err(|source| Error::host(format!("start thread {name}"), source))
+    let parent = sandbox::kind_of_this_thread();
+    let inheriting = move || {
+        sandbox::inherit(parent);
+        body()
+    };
+    thread
+        .spawn_scoped(scope, inheriting)
+        .map_err(|source| Error::host(format!("start thread {name}"), source))
+}
+
+/// Returns how many threads can run at once.
+pub(crate) fn available_parallelism() -> usize {
+    // std reads the files of control groups, which a confined thread cannot open.
+    let counted = match sandbox::kind_of_this_thread() {
+        Some(_) => rustix::thread::sched_getaffinity(None).map(|set| set.count() as usize).ok(),
+        None => thread::available_parallelism().map(usize::from).ok(),
+    };
+    counted.unwrap_or(1)
 }
 
 /// Runs `workers`, which take their work from one queue: the last on the calling thread, each other on a

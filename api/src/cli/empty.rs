@@ -25,7 +25,7 @@ pub(crate) struct Empty {
 
 impl Empty {
     pub(crate) fn execute(self) -> Outcome {
-        confinement::apply(self.confine.choice()?, true, self.prewarm)?;
+        confinement::apply(self.confine.choice()?, self.prewarm)?;
         let id = self.id.unwrap_or_else(|| DEFAULT_ID.to_owned());
         // One VM, because this process never runs a second one. It is ready before a client can connect.
         let slot = match self.prewarm {

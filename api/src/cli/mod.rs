@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 use volt_vmm::VmShape;
+use volt_vmm::internal::paths::FORKED;
 
 use crate::failure::Failure;
 use crate::process::exit::Status;
-use crate::process::fork::FORKED;
 
 mod bench;
 mod confine;

@@ -72,7 +72,7 @@ impl Pager {
             }
         };
         let place = (&*directory, self.pager_group.as_deref());
-        confinement::apply(ConfinementChoice::default(), false, None)?;
+        confinement::apply(ConfinementChoice::default(), None)?;
         serve_pager(pack, &name, place, Duration::from_secs(self.linger), listening)?;
         Ok(Status::Success)
     }

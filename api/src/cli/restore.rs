@@ -78,9 +78,7 @@ impl Restore {
             .record(self.working_set.record);
         options.resume = !self.paused;
         let snapshot = start::open(&self.dir, &options)?;
-        let config = snapshot.config();
-        let shape = Some(VmShape::of(config));
-        confinement::apply(self.confine.choice()?, config.devices.vsock.is_some(), shape)?;
+        confinement::apply(self.confine.choice()?, Some(VmShape::of(snapshot.config())))?;
         if may_wait {
             session.watch_signals()?;
         }

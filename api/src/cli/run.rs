@@ -68,7 +68,7 @@ impl Run {
         let choice = self.confine.clone().choice()?;
         let config = self.config()?;
         let mut session = Session::open(api_socket.as_deref())?;
-        confinement::apply(choice, config.devices.vsock.is_some(), Some(VmShape::of(&config)))?;
+        confinement::apply(choice, Some(VmShape::of(&config)))?;
         session.watch_signals()?;
         session.run("boot a VM", || {
             progress::during("starting the VM", || start::boot(config)).map(LentVm::from)

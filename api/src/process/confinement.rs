@@ -46,12 +46,12 @@ pub(crate) fn chosen() -> ConfinementChoice {
     CHOSEN.get().cloned().unwrap_or_default()
 }
 
-/// Confines this process, which has one thread and no VM. `has_vsock` says whether its VM may have a vsock
-/// device, whose connections need another process. `shape` bounds its memory and CPU time, if it is known.
+/// Confines this process, which has one thread and no VM. `shape` bounds its memory and CPU time, if it is
+/// known.
 ///
 /// # Errors
 /// As [`sandbox::confine`].
-pub(crate) fn apply(choice: ConfinementChoice, has_vsock: bool, shape: Option<VmShape>) -> Result<()> {
+pub(crate) fn apply(choice: ConfinementChoice, shape: Option<VmShape>) -> Result<()> {
     let ConfinementChoice { is_on, seccomp, filters, strict } = CHOSEN.get_or_init(|| choice);
     if !is_on {
         return Ok(());
@@ -59,7 +59,6 @@ pub(crate) fn apply(choice: ConfinementChoice, has_vsock: bool, shape: Option<Vm
     let mut confinement =
         Confinement::default().one_vm().on_forbidden(OnForbiddenCall::Signal).filters(filters.clone());
     confinement.seccomp = *seccomp;
-    confinement.opener = has_vsock;
     confinement.strict = strict.as_ref().map(|strict| Isolation {
         limits: CgroupLimits {
             parent: strict.cgroup_parent.clone(),

@@ -45,7 +45,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut 
         let action: libc::sigaction = MaybeUninit::zeroed().assume_init();
         libc::sigaction(signal, &raw const action, ptr::null_mut());
         if sent {
-            libc::raise(signal);
+            terminal::raise_again(signal);
         }
     }
 }

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use volt_vmm::PagerOptions;
-
-use crate::process::start::PROGRAM;
+use volt_vmm::internal::paths::OWN_PROGRAM;
 
 /// A pager process that VMs share; it runs this program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -22,7 +21,7 @@ pub(crate) struct SharedPager {
 
 impl From<SharedPager> for PagerOptions {
     fn from(SharedPager { directory, group, patience }: SharedPager) -> Self {
-        let mut options = Self::new(PROGRAM);
+        let mut options = Self::new(OWN_PROGRAM);
         options.group = group;
         options.directory = directory.unwrap_or(options.directory);
         options.patience = patience.map_or(options.patience, Duration::from_secs);

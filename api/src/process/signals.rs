@@ -16,6 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::failure::Failure;
 use crate::process::fork::children;
 use crate::process::vm_slot::Slot;
@@ -71,8 +73,8 @@ fn receive_signals(slot: &Arc<Slot>, clean_up: &dyn Fn()) {
             Some(libc::SIGCHLD) => children::reap(),
             Some(libc::SIGTSTP) => {
                 terminal::leave_raw_mode();
-                // SAFETY: raise has no preconditions. It returns once SIGCONT has continued the process.
-                unsafe { libc::raise(libc::SIGSTOP) };
+                // Returns once SIGCONT has continued the process.
+                let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
             }
             Some(signal) => end(signal, &set, slot, clean_up),
             None => {}

@@ -9,9 +9,6 @@ use volt_vmm::{Console, LentVm, Pool, ProvisionalVm, RestoreOptions, Result, Sna
 
 use crate::process::fault_signals;
 
-/// This program, to start a pager or a fork's child. The path works after an update replaced the file.
-pub(crate) const PROGRAM: &str = "/proc/self/exe";
-
 /// Boots a VM with this configuration.
 pub(crate) fn boot(config: VmConfig) -> Result<Vm> {
     raise_limits_for(&config.devices);

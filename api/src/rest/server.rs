@@ -20,6 +20,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use super::{Api, Socket, router};
+use volt_vmm::internal::inherit_confinement;
+use volt_vmm::sandbox::ThreadKind;
+
 use crate::failure::Failure;
 use crate::process::vm_slot::Slot;
 use crate::threads;
@@ -53,6 +56,7 @@ impl Server {
             .enable_all()
             .max_blocking_threads(CALLS)
             .thread_name("volt-api-call")
+            .on_thread_start(|| inherit_confinement(Some(ThreadKind::Worker)))
             .build();
         let runtime = runtime.map_err(refused)?;
         let (closing, closed) = watch::channel(false);

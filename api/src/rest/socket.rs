@@ -15,7 +15,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use volt_vmm::internal::lock_directory_of;
+use volt_vmm::internal::{lock_directory_of, paths};
 
 use crate::failure::Failure;
 
@@ -122,7 +122,7 @@ impl SocketFile {
     /// Removes the file. A second call has no effect.
     pub(crate) fn remove(&self) {
         if identity(&self.path).is_ok_and(|found| found == self.identity) {
-            let _ = fs::remove_file(&self.path);
+            let _ = paths::remove_file(&self.path);
         }
     }
 }
@@ -134,7 +134,7 @@ impl Drop for SocketFile {
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+    paths::metadata_of_link(path).map(|found| (found.dev(), found.ino()))
 }
 
 #[cfg(test)]

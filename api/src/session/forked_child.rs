@@ -47,8 +47,8 @@ fn receive_and_run(
     api_socket: &Path,
     id: String,
 ) -> Result<Status, Failure> {
-    let ChildSetup { shape, overrides, paused, confinement, has_vsock } = receive(socket)?;
-    confinement::apply(confinement, has_vsock, Some(shape))?;
+    let ChildSetup { shape, overrides, paused, confinement } = receive(socket)?;
+    confinement::apply(confinement, Some(shape))?;
     let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?;
     // Created while the parent captures its VM.
     let pool = Arc::new(Pool::filled(shape, 1)?);

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use volt_vmm::sandbox::{self, ThreadKind};
 use volt_vmm::{Ending, Error, LentVm, Vm};
 
 use crate::failure::Failure;
@@ -90,6 +91,7 @@ impl Session {
     /// # Errors
     /// A thread that the host cannot start, or a crash of the guest.
     pub(crate) fn wait_for_vm(mut self) -> Result<Status, Failure> {
+        sandbox::confine_this_thread(ThreadKind::Worker);
         self.watch_signals()?;
         let server = self.serve()?;
         if let Some(vm) = self.slot.wait() {

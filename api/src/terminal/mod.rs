@@ -124,7 +124,14 @@ extern "C" fn on_fatal_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _
         };
         libc::sigaction(signal, &raw const action, ptr::null_mut());
         if sent {
-            libc::raise(signal);
+            raise_again(signal);
         }
     }
+}
+
+/// Sends a signal to this thread, from its handler. raise(3) of musl makes a call that filters forbid, since
+/// it takes a thread of any process.
+pub(crate) fn raise_again(signal: libc::c_int) {
+    // SAFETY: the call takes numbers.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), signal) };
 }

@@ -9,8 +9,8 @@ use crate::source::{Modules, modules_of, targets};
 /// A room, and the names of the rooms that it may import. `LEAVES` stands for all leaves.
 type Rooms = [(&'static str, &'static str)];
 
-const LEAVES: &str = "console error holders packets partial persist progress run_control sandbox sockets \
-                      sync testing threads timing";
+const LEAVES: &str = "console error holders packets partial paths persist progress run_control sandbox \
+                      sockets sync testing threads timing";
 
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[
@@ -21,23 +21,24 @@ const VMM: &Rooms = &[
     ("machine", "devices kvm memory config LEAVES"),
     ("devices", "kvm memory config LEAVES"),
     ("doctor", "kvm error"),
-    ("pager", "memory error packets progress sandbox sync threads"),
+    ("pager", "memory error packets paths progress sandbox sync threads"),
     ("kvm", "config LEAVES"),
-    ("store", "error partial"),
-    ("memory", "error progress sandbox sync threads timing"),
-    ("config", "error"),
-    ("partial", "error"),
+    ("store", "error partial paths"),
+    ("memory", "error paths progress sandbox sync threads timing"),
+    ("config", "error paths"),
+    ("partial", "error paths"),
     ("persist", "error"),
     ("progress", "error"),
     ("internal", "replay snapshot kvm store config LEAVES"),
     ("run_control", "error sync"),
     ("threads", "error sandbox"),
-    ("sandbox", "error packets sockets sync"),
+    ("sandbox", "error paths sync"),
+    ("paths", "error holders packets sockets sync"),
     ("console", ""),
     ("error", ""),
     ("packets", ""),
     ("holders", ""),
-    ("sockets", ""),
+    ("sockets", "holders"),
     ("sync", ""),
     ("timing", ""),
 ];

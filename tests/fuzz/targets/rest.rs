@@ -20,10 +20,6 @@ mod shared_pager;
 
 mod process {
     pub(crate) use crate::shared_pager;
-
-    pub(crate) mod start {
-        pub(crate) const PROGRAM: &str = "/proc/self/exe";
-    }
 }
 
 mod rest {

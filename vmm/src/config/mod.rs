@@ -6,16 +6,17 @@
 //! field does not compile until each of them has it.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Invalid, Result};
+use crate::paths;
 
 pub mod clock_mode;
 pub mod devices;
@@ -212,8 +213,8 @@ impl FileRef {
     pub fn open(&self, what: &'static str) -> Result<File> {
         let opened = match self {
             // O_NONBLOCK: opening a pipe would wait for its writer.
-            Self::Path(path) => File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path),
-            Self::Checked(file) => file.open(File::options().read(true).custom_flags(libc::O_NONBLOCK)),
+            Self::Path(path) => paths::open(path, OFlags::RDONLY | OFlags::NONBLOCK, 0),
+            Self::Checked(file) => paths::reopen(&file.file, OFlags::RDONLY | OFlags::NONBLOCK),
             Self::Fd(fd) => duplicate(*fd),
             Self::Untrusted(_) => Err(untrusted()),
         };
@@ -225,11 +226,11 @@ impl FileRef {
     /// # Errors
     /// [`Error::File`] as for [`FileRef::open`], and for a descriptor that cannot be written.
     pub fn open_writable(&self, what: &'static str, make: bool) -> Result<File> {
-        let mut options = File::options();
-        options.read(true).write(true).create(make).mode(0o600).custom_flags(libc::O_NONBLOCK);
+        let make = if make { OFlags::CREATE } else { OFlags::empty() };
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | make;
         let opened = match self {
-            Self::Path(path) => options.open(path),
-            Self::Checked(file) => file.open(&options),
+            Self::Path(path) => paths::open(path, flags, 0o600),
+            Self::Checked(file) => paths::reopen(&file.file, flags),
             Self::Fd(fd) => duplicate(*fd).and_then(|file| {
                 let access = rustix::fs::fcntl_getfl(&file)? & rustix::fs::OFlags::RWMODE;
                 match access == rustix::fs::OFlags::RDWR {
@@ -262,10 +263,6 @@ impl CheckedFile {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    fn open(&self, options: &OpenOptions) -> std::io::Result<File> {
-        options.open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 }
 

@@ -6,7 +6,6 @@
 //!                 until the next boot (digest_cache)
 //! ```
 
-use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, OnceLock};
@@ -16,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::cpuid;
 use super::msr;
 use crate::error::Result;
+use crate::paths;
 use crate::sync::lock;
 
 mod digest_cache;
@@ -69,7 +69,7 @@ impl HostIdentity {
     fn now() -> Self {
         // The first CPU's entry suffices. The whole file takes long to read on a large host.
         let mut start = [0; 512];
-        let read = File::open("/proc/cpuinfo").and_then(|mut file| file.read(&mut start));
+        let read = paths::open_to_read("/proc/cpuinfo").and_then(|mut file| file.read(&mut start));
         Self::from_cpuinfo(&String::from_utf8_lossy(&start[..read.unwrap_or(0)]), kvm_module())
     }
 
@@ -148,7 +148,7 @@ const VENDORS: [&str; 3] = ["kvm_intel", "kvm_amd", "kvm_pvm"];
 
 /// Returns the inode of a module's directory in sysfs, if the module is loaded.
 fn module_inode(module: &str) -> Option<u64> {
-    fs::metadata(["/sys/module/", module].concat()).map(|found| found.ino()).ok()
+    paths::metadata(["/sys/module/", module].concat().as_ref()).map(|found| found.ino()).ok()
 }
 
 /// Returns the name of the loaded KVM module that runs guests on this host.

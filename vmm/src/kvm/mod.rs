@@ -7,10 +7,13 @@
 pub(crate) mod serde_mirror;
 
 use std::io;
+use std::os::fd::{FromRawFd, IntoRawFd};
 
 use kvm_ioctls::{Cap, Kvm};
+use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
+use crate::paths;
 
 pub mod clock;
 pub mod cpuid;
@@ -42,7 +45,11 @@ pub fn open() -> Result<Kvm> {
 
 /// Opens `/dev/kvm` without a check, for the doctor, which gives its own advice.
 pub(crate) fn device() -> std::result::Result<Kvm, kvm_ioctls::Error> {
-    Kvm::new()
+    let file = paths::open("/dev/kvm", OFlags::RDWR, 0);
+    let file = file.map_err(|error| kvm_ioctls::Error::new(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    // SAFETY: the descriptor is open, and has no other owner from here on.
+    #[allow(unsafe_code)]
+    Ok(unsafe { Kvm::from_raw_fd(file.into_raw_fd()) })
 }
 
 fn no_kvm(source: io::Error) -> Error {

@@ -2,16 +2,15 @@
 //! beyond its deadline.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SendFlags;
 
 use super::message::{PagerRequest, PagerResponse, VERSION};
 use super::options::PagerOptions;
@@ -19,6 +18,9 @@ use super::place::PagerPlace;
 use crate::error::{Error, Result};
 use crate::memory::lazy::faults::Faults;
 use crate::packets::{receive_until, send};
+use crate::paths;
+use crate::paths::process::Process;
+use crate::paths::program::{Program, Stream};
 use crate::sync::lock;
 
 /// Time between two attempts to reach a starting pager.
@@ -36,6 +38,14 @@ pub(super) enum NotServed {
     Unknown(Error),
 }
 
+/// A pager that this process has started.
+#[derive(Debug)]
+pub(super) struct StartedPager {
+    process: Process,
+    /// Its standard error.
+    complaint: PipeReader,
+}
+
 /// The pager that a VM needs.
 #[derive(Debug)]
 pub(super) struct Target {
@@ -47,7 +57,7 @@ pub(super) struct Target {
     pub(super) memory_len: u64,
     pub(super) base: OnceLock<Arc<File>>,
     /// The pagers that this process has started and must wait for.
-    pub(super) started: Mutex<Vec<Child>>,
+    pub(super) started: Mutex<Vec<StartedPager>>,
 }
 
 impl Target {
@@ -106,11 +116,7 @@ impl Target {
     }
 
     fn connect(&self) -> io::Result<OwnedFd> {
-        let address = SocketAddrUnix::new(self.place.socket())?;
-        // Does not wait for room in the queue of a pager that accepts no connections.
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        rustix::net::connect(&socket, &address)?;
+        let socket = paths::connect_to_pager(&self.place.socket())?;
         let own = rustix::process::geteuid();
         match rustix::net::sockopt::socket_peercred(&socket)?.uid == own {
             true => Ok(socket),
@@ -178,19 +184,17 @@ impl Target {
     fn start(&self) -> Result<()> {
         let failed = |source| Error::file("start the pager", self.options.program.display(), source);
         let pack = self.pack.try_clone().map_err(failed)?;
-        let child = Command::new(&self.options.program)
-            .args(["pager", "--pack-on-stdin", "--name"])
-            .arg(&self.name)
-            .arg("--pager-dir")
-            .arg(&self.options.directory)
-            .args(self.options.group.iter().flat_map(|group| ["--pager-group", group]))
-            .stdin(pack)
-            .stdout(Stdio::null())
-            // For its reason if it cannot start. It closes the pipe once it listens.
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
-        lock(&self.started).push(child);
+        // For its reason if it cannot start. It closes the pipe once it listens.
+        let (complaint, stderr) = io::pipe().map_err(failed)?;
+        let pager = Program::new(&self.options.program)
+            .arguments(["pager", "--pack-on-stdin", "--name"])
+            .argument(&self.name)
+            .argument("--pager-dir")
+            .argument(&self.options.directory)
+            .arguments(self.options.group.iter().flat_map(|group| ["--pager-group", group]));
+        let (stdin, stderr) = (Stream::File(pack.into()), Stream::File(stderr.into()));
+        let process = Program { stdin, stderr, ..pager }.start().map_err(failed)?;
+        lock(&self.started).push(StartedPager { process, complaint });
         Ok(())
     }
 
@@ -201,13 +205,12 @@ impl Target {
     pub(super) fn started_ended(&self) -> Result<bool> {
         let mut started = lock(&self.started);
         let mut complaint = None;
-        started.retain_mut(|child| match child.try_wait() {
+        started.retain_mut(|pager| match pager.process.try_wait() {
             Ok(None) => true,
             Ok(Some(status)) => {
                 if !status.success() && complaint.is_none() {
                     let mut said = Vec::new();
-                    let stderr = child.stderr.take();
-                    let _ = stderr.map(|stderr| stderr.take(LONGEST_COMPLAINT).read_to_end(&mut said));
+                    let _ = (&pager.complaint).take(LONGEST_COMPLAINT).read_to_end(&mut said);
                     complaint = Some((status, String::from_utf8_lossy(&said).trim().to_owned()));
                 }
                 false

@@ -1,14 +1,16 @@
 //! The places of pagers: a socket for each pack, in a directory that only this user can enter.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
+use rustix::fs::OFlags;
 
 use crate::error::{Error, Invalid, Result};
+use crate::paths;
 
 /// The default directory.
 #[must_use]
@@ -108,7 +110,7 @@ impl PagerPlace {
     #[must_use]
     pub fn is_claimed(&self) -> bool {
         // The check itself holds a shared claim for a moment.
-        File::open(self.lock_path()).is_ok_and(|file| {
+        paths::open_to_read(self.lock_path()).is_ok_and(|file| {
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)
                 == Err(rustix::io::Errno::WOULDBLOCK)
         })
@@ -142,17 +144,15 @@ impl PagerPlace {
     fn claim_in_directory(&self) -> io::Result<Option<Claim>> {
         let path = self.lock_path();
         loop {
-            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-            let mut options = File::options();
-            let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(flags);
-            let file = file.open(&path)?;
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let file = paths::open(&path, flags, 0o600)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 other => other?,
             }
             // The owner before may have removed the file between the two calls.
             let inode = file.metadata()?.ino();
-            if fs::metadata(&path).is_ok_and(|there| there.ino() == inode) {
+            if paths::metadata(&path).is_ok_and(|there| there.ino() == inode) {
                 return Ok(Some(Claim { lock: path, socket: self.socket(), _file: file }));
             }
         }
@@ -162,10 +162,9 @@ impl PagerPlace {
     /// ones: a jail may have mounted one, and a mounted directory that is removed takes no file any more.
     pub fn remove_abandoned(&self) {
         self.remove_abandoned_in(&self.root);
-        let Ok(entries) = fs::read_dir(&self.root) else { return };
-        for entry in entries.flatten() {
-            let is_group = entry.file_name().to_str().is_some_and(|name| name.starts_with(GROUP));
-            let directory = entry.path();
+        for name in paths::entries(&self.root).unwrap_or_default() {
+            let is_group = name.to_str().is_some_and(|name| name.starts_with(GROUP));
+            let directory = self.root.join(name);
             if !is_group || !is_private(&directory).unwrap_or(false) {
                 continue;
             }
@@ -175,10 +174,9 @@ impl PagerPlace {
 
     /// Removes abandoned sockets and locks in one directory. A place that cannot be claimed is in use.
     fn remove_abandoned_in(&self, directory: &Path) {
-        let Ok(entries) = fs::read_dir(directory) else { return };
         let is_own = |name: &str| directory == self.directory && name == self.name;
-        let names = entries.flatten().filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
+        let names = paths::entries(directory).unwrap_or_default().into_iter().filter_map(|name| {
+            let name = name.into_string().ok()?;
             let name = name.strip_suffix(LOCK).unwrap_or(&name);
             (is_name(name) && !is_own(name)).then(|| name.to_owned())
         });
@@ -219,7 +217,7 @@ impl Claim {
     /// # Errors
     /// The old socket cannot be removed.
     pub fn socket(&self) -> Result<&Path> {
-        match fs::remove_file(&self.socket) {
+        match paths::remove_file(&self.socket) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(Error::file("remove", self.socket.display(), source))
             }
@@ -230,15 +228,15 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.socket);
-        let _ = fs::remove_file(&self.lock);
+        let _ = paths::remove_file(&self.socket);
+        let _ = paths::remove_file(&self.lock);
     }
 }
 
 /// Makes a directory that only this user can enter, or checks an existing one.
 fn private(directory: &Path) -> Result<()> {
     let failed = |source| Error::file("make directory", directory.display(), source);
-    let make_and_check = || match DirBuilder::new().mode(0o700).create(directory) {
+    let make_and_check = || match paths::make_dir(directory, 0o700) {
         Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(source),
         _ => is_private(directory),
     };
@@ -260,13 +258,15 @@ fn private(directory: &Path) -> Result<()> {
 
 /// Whether a path is a directory that only this user can enter.
 fn is_private(directory: &Path) -> io::Result<bool> {
-    let metadata = fs::symlink_metadata(directory)?;
+    let metadata = paths::metadata_of_link(directory)?;
     let own = metadata.uid() == rustix::process::geteuid().as_raw();
     Ok(metadata.is_dir() && own && metadata.permissions().mode() & 0o077 == 0)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::testing::ScratchDir;
 

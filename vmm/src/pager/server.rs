@@ -28,6 +28,7 @@ use crate::memory::lazy::served_vm::ServedVm;
 use crate::memory::lazy::source::PageSource;
 use crate::memory::lazy::userfault::Userfault;
 use crate::packets::{receive, send};
+use crate::paths;
 use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
@@ -463,19 +464,17 @@ fn is_no_message(error: &io::Error) -> bool {
 
 /// A descriptor to close when no other is left.
 fn spare() -> Option<OwnedFd> {
-    rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    paths::open_to_read("/dev/null").ok().map(OwnedFd::from)
 }
 
 /// Opens a VM's memfd for filling.
 fn adopted(brought: &OwnedFd, len: u64) -> std::result::Result<File, String> {
-    let link = format!("/proc/self/fd/{}", brought.as_raw_fd());
-    let target = std::fs::read_link(&link).map_err(|error| error.to_string())?;
+    let target = paths::path_of(brought).map_err(|error| error.to_string())?;
     if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:volt-ram") {
         return Err("the descriptor that the VM sent is not a VM's memory".to_owned());
     }
-    let memfd = rustix::fs::open(&link, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-    let memfd =
-        File::from(memfd.map_err(|errno| format!("the memory that the VM sent cannot be filled: {errno}"))?);
+    let memfd = paths::reopen(brought, OFlags::RDWR)
+        .map_err(|error| format!("the memory that the VM sent cannot be filled: {error}"))?;
     let found = memfd.metadata().map_err(|error| error.to_string())?.len();
     if found == len {
         Ok(memfd)
@@ -490,8 +489,7 @@ fn same_file(one: &OwnedFd, other: &File) -> bool {
 }
 
 fn is_userfaultfd(fd: &OwnedFd) -> bool {
-    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
-        .is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
+    paths::path_of(fd).is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
 }
 
 /// Whether a userfaultfd reports forks, or moved, removed or unmapped memory. Reading a fork event makes a

@@ -8,6 +8,8 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr,
     RulesetError, RulesetStatus, Scope,
 };
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// The newest version of Landlock that this program uses. It leaves out the scope of signals: before Linux
 /// 6.15 a thread in a domain could not signal the other threads of its process.
@@ -37,4 +39,11 @@ pub(super) fn give_up_rights() -> Result<(), RulesetError> {
         log::info!("this kernel {lacks}; system calls are filtered all the same");
     });
     Ok(())
+}
+
+/// Tries whether the calling thread is in a domain without rights: it may not list the root directory then.
+/// A seccomp filter must not forbid the attempt.
+pub(super) fn is_in_force() -> bool {
+    let root = rustix::fs::open("/", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    root.is_err_and(|errno| errno == Errno::ACCESS)
 }

@@ -3,8 +3,8 @@
 //! A program calls [`confine`] once. Each thread of the library then confines itself when it starts, before
 //! it touches guest memory. Its children inherit its confinement and add their own.
 
+mod in_force;
 mod landlock;
-pub(crate) mod opener;
 pub(crate) mod process;
 mod seccomp;
 pub(crate) mod strict;
@@ -14,6 +14,9 @@ use std::fmt::Display;
 use std::sync::{Once, OnceLock};
 
 use crate::error::{Error, Result};
+use crate::paths;
+use crate::paths::opener;
+pub use in_force::{InForce, KindInForce, in_force};
 use seccomp::Filters;
 pub use seccomp::OnForbiddenCall;
 pub use strict::Isolation;
@@ -32,16 +35,16 @@ pub enum ThreadKind {
     Starter,
     /// Answers page faults.
     Pager,
-    /// Connects sockets for devices, in a process of its own.
+    /// Makes system calls with paths for the others, in a process of its own.
     Opener,
-    /// Works for the program, for example on a snapshot. Not confined.
+    /// Works for the program, for example on a snapshot. It starts threads of the other kinds, too.
     Worker,
 }
 
 impl ThreadKind {
-    /// The kinds with a filter, in the order of their filters.
-    pub(crate) const CONFINED: [Self; 6] =
-        [Self::Vcpu, Self::Device, Self::Block, Self::Starter, Self::Pager, Self::Opener];
+    /// All kinds, in the order of their filters.
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Vcpu, Self::Device, Self::Block, Self::Starter, Self::Pager, Self::Opener, Self::Worker];
 
     /// Returns its name in the file of filters.
     #[must_use]
@@ -68,8 +71,9 @@ pub struct Confinement {
     pub seccomp: bool,
     /// Filters in place of the built-in ones: JSON of seccompiler with an entry for each kind of thread.
     pub filters: Option<String>,
-    /// Whether a process beside this one connects to the sockets `PATH_N` of vsock devices, which confined
-    /// device threads may not. Without it, guests cannot connect to the host.
+    /// Whether a process beside this one, the opener, opens files and connects to the sockets `PATH_N` of
+    /// vsock devices, and another one starts programs. Without them, threads of kind [`ThreadKind::Worker`]
+    /// are not confined, and guests cannot connect to the host.
     pub opener: bool,
     /// Whether the process makes one VM. The opener then takes no path once that VM runs.
     pub one_vm: bool,
@@ -123,7 +127,7 @@ impl Confinement {
         Self { strict: isolation.into(), ..self }
     }
 
-    /// Leaves out the opener, for VMs without a vsock device.
+    /// Leaves out the opener. Then threads that work for the program are not confined.
     #[must_use]
     pub fn without_opener(self) -> Self {
         Self { opener: false, ..self }
@@ -159,7 +163,7 @@ pub fn confine(confinement: &Confinement) -> Result<()> {
     // In this order: the opener stays in the host's namespaces, and a user namespace is entered by a process
     // that is dumpable.
     if *opener {
-        opener::start()?;
+        opener::start(process::harden, || confine_this_thread(ThreadKind::Opener))?;
     }
     strict.as_ref().map_or(Ok(()), strict::isolate)?;
     process::harden()
@@ -175,32 +179,48 @@ pub(crate) fn vm_starts() {
 
 thread_local! {
     /// The kind as which this thread, or the thread that started it, was confined last.
-    static KIND: Cell<ThreadKind> = const { Cell::new(ThreadKind::Worker) };
+    static KIND: Cell<Option<ThreadKind>> = const { Cell::new(None) };
 }
 
 /// Returns the kind as which this thread is confined, for the threads that it starts.
-pub(crate) fn kind_of_this_thread() -> ThreadKind {
+pub(crate) fn kind_of_this_thread() -> Option<ThreadKind> {
     KIND.get()
 }
 
-/// Confines a new thread, which inherits the confinement of `parent`.
-pub(crate) fn confine_new_thread(parent: ThreadKind, kind: ThreadKind) {
-    KIND.set(parent);
+/// Confines a new thread, which a thread of kind `parent` started.
+pub(crate) fn confine_new_thread(parent: Option<ThreadKind>, kind: ThreadKind) {
+    inherit(parent);
     confine_this_thread(kind);
+}
+
+/// Notes that this new thread inherited its confinement from a thread of kind `parent`, which started it.
+pub fn inherit(parent: Option<ThreadKind>) {
+    KIND.set(parent);
+    if parent.is_some() {
+        paths::ask_from_now_on();
+    }
 }
 
 /// Confines the calling thread for good as a thread of this kind, if the process is confined. Ends the
 /// process if the kernel refuses.
 pub fn confine_this_thread(kind: ThreadKind) {
     let Some(Confined { filters, one_vm: _ }) = CONFINED.get() else { return };
-    if kind == ThreadKind::Worker || KIND.replace(kind) == kind {
+    if kind == ThreadKind::Worker && !opener::is_running() {
+        return;
+    }
+    let parent = KIND.replace(Some(kind));
+    if parent == Some(kind) {
         return;
     }
     let refused = |error: &dyn Display| {
         log::error!("cannot confine a thread of kind {}: {error}; the process ends", kind.name());
         std::process::abort();
     };
-    landlock::give_up_rights().unwrap_or_else(|error| refused(&error));
+    if kind != ThreadKind::Opener {
+        landlock::give_up_rights().unwrap_or_else(|error| refused(&error));
+        in_force::note(kind, parent);
+        paths::ask_from_now_on();
+    }
     if let Some(filters) = filters {
         filters.install(kind).unwrap_or_else(|error| refused(&error));
     }

@@ -1,16 +1,18 @@
 //! A directory that appears atomically: written under another name beside its place, synced, then renamed.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::OFlags;
 
 use super::reservation::SpaceReservation;
 use crate::error::{Error, Result};
 use crate::partial;
 pub use crate::partial::random_hex;
+use crate::paths;
 
 /// A directory that is not published yet. Dropping it before [`NewDir::publish`] removes it.
 #[derive(Debug)]
@@ -29,7 +31,7 @@ impl NewDir {
     /// # Errors
     /// The place is taken, or the parent directory is missing or not writable.
     pub fn begin(place: &Path) -> Result<Self> {
-        if place.symlink_metadata().is_ok() {
+        if paths::metadata_of_link(place).is_ok() {
             return Err(exists(place));
         }
         let parent = match place.parent() {
@@ -48,12 +50,8 @@ impl NewDir {
     /// # Errors
     /// The file system refuses.
     pub fn create(&self, name: &str) -> Result<File> {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(self.temporary.join(name))
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        paths::open(self.temporary.join(name), flags, 0o600)
             .map_err(|source| Error::file("create", self.place.join(name).display(), source))
     }
 
@@ -64,7 +62,8 @@ impl NewDir {
     pub fn scratch(&self) -> Result<File> {
         const NAME: &str = "scratch";
         let file = self.create(NAME)?;
-        fs::remove_file(self.temporary.join(NAME)).map_err(|source| self.failed_to_write(NAME, source))?;
+        paths::remove_file(&self.temporary.join(NAME))
+            .map_err(|source| self.failed_to_write(NAME, source))?;
         Ok(file)
     }
 
@@ -95,7 +94,7 @@ impl NewDir {
     /// The file system refuses.
     pub fn rename(&self, from: &str, to: &str) -> Result<()> {
         let (there, here) = (self.temporary.join(from), self.temporary.join(to));
-        fs::rename(there, here).map_err(|source| self.failed_to_write(to, source))
+        paths::rename(&there, &here, true).map_err(|source| self.failed_to_write(to, source))
     }
 
     /// Makes the error for a file in the directory that cannot be written.
@@ -118,15 +117,15 @@ impl NewDir {
         let failed = |act, source: io::Error| Error::file(act, place.display(), source);
         self.make_read_only().map_err(|source| failed("make read-only", source))?;
         self.lock.sync_all().map_err(|source| failed("sync snapshot directory", source))?;
-        match rustix::fs::renameat_with(CWD, &self.temporary, CWD, &self.place, RenameFlags::NOREPLACE) {
+        match paths::rename(&self.temporary, &self.place, false) {
             Ok(()) => {}
-            Err(rustix::io::Errno::EXIST) => return Err(exists(&self.place)),
-            Err(errno) => return Err(failed("rename snapshot directory to", errno.into())),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(exists(&self.place)),
+            Err(error) => return Err(failed("rename snapshot directory to", error)),
         }
-        let synced = File::open(&self.parent).and_then(|dir| dir.sync_all());
+        let synced = paths::open_to_read(&self.parent).and_then(|dir| dir.sync_all());
         // Drop removes a directory whose name may not survive a power cut, under the name that it had before:
         // a reader must not find half of it.
-        self.published = synced.is_ok() || fs::rename(&self.place, &self.temporary).is_err();
+        self.published = synced.is_ok() || paths::rename(&self.place, &self.temporary, true).is_err();
         synced.map_err(|source| Error::file("sync", self.parent.display(), source))
     }
 }
@@ -134,8 +133,9 @@ impl NewDir {
 impl NewDir {
     /// VMs map these files, so mode 0400 keeps users from changing them by mistake.
     fn make_read_only(&self) -> io::Result<()> {
-        for entry in fs::read_dir(&self.temporary)? {
-            fs::set_permissions(entry?.path(), Permissions::from_mode(0o400))?;
+        for name in paths::entries(&self.temporary)? {
+            let file = paths::open(self.temporary.join(name), OFlags::RDONLY | OFlags::NOFOLLOW, 0)?;
+            file.set_permissions(Permissions::from_mode(0o400))?;
         }
         Ok(())
     }
@@ -144,7 +144,9 @@ impl NewDir {
 impl Drop for NewDir {
     fn drop(&mut self) {
         if !self.published {
-            let _ = fs::remove_dir_all(&self.temporary);
+            let names = paths::entries(&self.temporary).unwrap_or_default();
+            names.iter().for_each(|name| drop(paths::remove_file(&self.temporary.join(name))));
+            let _ = paths::remove_dir(&self.temporary);
         }
     }
 }
@@ -155,6 +157,8 @@ fn exists(place: &Path) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// rename(2) replaces an empty directory, which may belong to another program.

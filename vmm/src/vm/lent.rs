@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::machine::{LentVcpu, Machine};
+use crate::sandbox;
+use crate::sandbox::ThreadKind;
 use crate::threads;
 use crate::vm::Vm;
 
@@ -36,16 +38,20 @@ impl LentVm {
     ///
     /// `beside` owns the VM: the VM ends when the last [`Arc`] of it is dropped. [`Vm::wait_ending`] tells
     /// how the guest ended. If the process is confined ([`crate::sandbox::confine`]), the calling thread is a
-    /// confined vCPU from then on, and the thread of `beside` is not confined.
+    /// confined vCPU from then on, and the thread of `beside` is a confined worker.
     ///
     /// # Errors
     /// The host gives no thread; the guest has not run then.
     pub fn run<T: Send>(self, beside: impl FnOnce(Arc<Vm>) -> T + Send) -> Result<T> {
         let Self { vm, first_vcpu } = self;
+        if first_vcpu.is_none() {
+            sandbox::confine_this_thread(ThreadKind::Worker);
+        }
         thread::scope(|scope| {
             let session = threads::spawn_scoped(scope, "session", move || {
                 vm.prefetch();
                 thread::sleep(GUEST_FIRST);
+                sandbox::confine_this_thread(ThreadKind::Worker);
                 vm.hold_files();
                 beside(vm)
             })?;

@@ -1,12 +1,14 @@
 //! The detached children of forks. This process reaps each one that ends, so that it does not stay a zombie.
 
-use std::process::Child;
 use std::sync::{Mutex, PoisonError};
 
-static CHILDREN: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+use volt_vmm::internal::paths::Process;
 
-/// Adds a detached child to those to reap.
-pub(crate) fn add(child: Child) {
+static CHILDREN: Mutex<Vec<Process>> = Mutex::new(Vec::new());
+
+/// Detaches a child. Adds it to those to reap, unless another process is its parent.
+pub(crate) fn add(child: Process) {
+    let Some(child) = child.detach() else { return };
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).push(child);
     // Its SIGCHLD may have come before it was in the list.
     reap();
@@ -20,14 +22,14 @@ pub(crate) fn reap() {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use volt_vmm::internal::paths::Program;
 
     use super::*;
 
     #[test]
     fn ended_child_is_reaped_and_removed() {
         let is_listed = |pid| CHILDREN.lock().unwrap().iter().any(|child| child.id() == pid);
-        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let child = Program::new("sleep").argument("1000").start().unwrap();
         let pid = child.id();
         add(child);
         assert!(is_listed(pid));

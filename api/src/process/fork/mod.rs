@@ -20,15 +20,13 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use volt_vmm::config::Overrides;
+use volt_vmm::internal::paths::FORKED;
 use volt_vmm::{Cure, VmShape};
 
 use crate::process::confinement::ConfinementChoice;
 
 pub(crate) mod children;
 pub(crate) mod parent;
-
-/// The subcommand that runs a fork's child.
-pub(crate) const FORKED: &str = "forked";
 
 /// Returns the arguments of a fork's child. Their order is fixed, so that the child recognizes them without
 /// clap, whose set-up takes longer than exec.
@@ -51,9 +49,6 @@ pub(crate) struct ChildSetup {
     /// The confinement of the parent.
     #[serde(default)]
     pub(crate) confinement: ConfinementChoice,
-    /// Whether the VM has a vsock device.
-    #[serde(default)]
-    pub(crate) has_vsock: bool,
 }
 
 /// A later message of the parent.

@@ -1,18 +1,16 @@
 //! The parent's side of a fork.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, Stdio};
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use volt_vmm::config::{Devices, Overrides};
-use volt_vmm::internal::random_hex;
+use volt_vmm::internal::paths::{OWN_PROGRAM, Process, Program, Stream};
 use volt_vmm::internal::sharing;
+use volt_vmm::internal::{paths, random_hex};
 use volt_vmm::{Cure, Error, FileRef, Handover, Invalid, Vm, VmShape};
 
 use super::children;
@@ -54,7 +52,6 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<ChildSpec>, paused: bool) -> Result<Vec<
         overrides: Overrides::default(),
         paused,
         confinement: confinement::chosen(),
-        has_vsock: config.devices.vsock.is_some(),
     };
     let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, &setup));
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
@@ -118,7 +115,7 @@ fn descriptor(devices: &Devices, overrides: &Overrides) -> Option<(String, i32, 
 /// A child that is not detached yet. Drop ends its process and removes its files.
 struct Child {
     /// `None` once detached.
-    process: Option<process::Child>,
+    process: Option<Process>,
     socket: Option<ForkSocket>,
     forked: Forked,
     /// The file of its serial output, if this fork created it.
@@ -140,15 +137,18 @@ impl Child {
             None => None,
         };
         let created = output.as_ref().is_some_and(|(_, created)| *created);
-        let mut command = Command::new(start::PROGRAM);
-        command.arg0("volt-vmm").args(child_arguments(&api_socket, &id));
-        command.stdin(OwnedFd::from(far));
-        command.stdout(output.map_or_else(Stdio::null, |(file, _)| file.into()));
-        let process = command.spawn();
+        let program = Program {
+            name: Some("volt-vmm".into()),
+            stdin: Stream::File(far.into()),
+            stdout: output.map_or(Stream::Null, |(file, _)| Stream::File(file.into())),
+            stderr: Stream::Inherited,
+            ..Program::new(OWN_PROGRAM).arguments(child_arguments(&api_socket, &id))
+        };
+        let process = program.start();
         let forked = |pid| Forked { pid, api_socket: api_socket.clone(), id };
         let serial = serial.filter(|_| created);
         let process = process.map_err(|source| {
-            serial.iter().for_each(|path| drop(fs::remove_file(path)));
+            serial.iter().for_each(|path| drop(paths::remove_file(path)));
             failed("start its process", source)
         })?;
         let (forked, socket) = (forked(process.id()), Some(ForkSocket(near)));
@@ -213,7 +213,7 @@ impl Drop for Child {
         if let Some(mut process) = self.process.take() {
             self.socket = None;
             let _ = process.wait(); // the closed socket ends it, and it removes its own files
-            self.serial.iter().for_each(|path| drop(fs::remove_file(path)));
+            self.serial.iter().for_each(|path| drop(paths::remove_file(path)));
         }
     }
 }
@@ -226,13 +226,12 @@ fn is_closed(error: &io::Error) -> bool {
 
 /// Opens a file to append output to, and says whether it is new.
 fn open_output(path: &Path) -> io::Result<(File, bool)> {
-    let mut options = File::options();
-    options.append(true).mode(0o600);
-    match options.clone().create_new(true).open(path) {
+    let append = OFlags::WRONLY | OFlags::APPEND;
+    match paths::open(path, append | OFlags::CREATE | OFlags::EXCL, 0o600) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             // O_NONBLOCK: a pipe without a reader does not block. O_NOCTTY: a terminal does not become ours.
-            let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
-            rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::APPEND)?;
+            let file = paths::open(path, append | OFlags::NONBLOCK | OFlags::NOCTTY, 0)?;
+            rustix::fs::fcntl_setfl(&file, OFlags::APPEND)?;
             Ok((file, false))
         }
         created => Ok((created?, true)),
@@ -282,11 +281,11 @@ mod tests {
         let dir = Dir::new();
         let path = dir.path("out");
         assert!(open_output(&path).unwrap().1);
-        fs::write(&path, "before\n").unwrap();
+        std::fs::write(&path, "before\n").unwrap();
         let (mut file, created) = open_output(&path).unwrap();
         io::Write::write_all(&mut file, b"after\n").unwrap();
         assert!(!created);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "before\nafter\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "before\nafter\n");
         assert!(open_output(&dir.path("no/such")).is_err());
     }
 }

@@ -3,16 +3,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use rustix::net::sockopt::socket_peercred;
-
 use crate::config::SocketPath;
 use crate::error::{Error, Result};
-use crate::holders;
-use crate::sockets::{connect_to_file, lock_directory_of};
+use crate::paths;
 
 /// A listening socket. Dropping it removes its file.
 #[derive(Debug)]
@@ -35,23 +32,8 @@ impl Listener {
     /// # Errors
     /// Another process listens there, the file is not a socket, or the host refuses.
     pub fn open(act: &'static str, path: &SocketPath) -> Result<Self> {
-        let failed = |source: io::Error| Error::file(act, path, source);
-        let on_host = path.on_host();
-        let _lock = lock_directory_of(&on_host);
-        let bound = match UnixListener::bind(&on_host) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                remove_if_stale(path).map_err(failed)?;
-                UnixListener::bind(&on_host)
-            }
-            bound => bound,
-        };
-        let socket = bound.map_err(failed)?;
-        let found = socket.set_nonblocking(true).and_then(|()| identity(&on_host));
-        let file = found.map_err(|source| {
-            // The lock on the directory is still held, so the file is the one that was just bound.
-            let _ = std::fs::remove_file(&on_host);
-            failed(source)
-        })?;
+        let listening = paths::listen(path.directory(), path.as_path());
+        let (socket, file) = listening.map_err(|source| Error::file(act, path, source))?;
         Ok(Self { socket, path: path.clone(), file })
     }
 
@@ -60,7 +42,7 @@ impl Listener {
         let on_host = self.path.on_host();
         if identity(&on_host).is_ok_and(|file| file == self.file) {
             // A file that cannot be removed stays, and the next listener replaces it.
-            let _ = std::fs::remove_file(on_host);
+            let _ = paths::remove_file(&on_host);
         }
     }
 
@@ -99,28 +81,8 @@ impl Drop for Listener {
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    let file = std::fs::symlink_metadata(path)?;
+    let file = paths::metadata_of_link(path)?;
     Ok((file.dev(), file.ino()))
-}
-
-fn remove_if_stale(path: &SocketPath) -> io::Result<()> {
-    let on_host = path.on_host();
-    if !std::fs::symlink_metadata(&on_host)?.file_type().is_socket() {
-        return Err(io::Error::new(
-            io::ErrorKind::AlreadyExists,
-            "a file that is not a socket exists at this path; remove the file or choose another path",
-        ));
-    }
-    match connect_to_file(path.directory(), path.as_path()) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(on_host),
-        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-        connected => {
-            let peer = connected.ok().and_then(|stream| socket_peercred(&stream).ok());
-            let holder = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
-            let problem = format!("another process listens at this path{}", holders::named(holder));
-            Err(io::Error::new(io::ErrorKind::AddrInUse, problem))
-        }
-    }
 }
 
 #[cfg(test)]

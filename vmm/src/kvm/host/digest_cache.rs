@@ -18,14 +18,16 @@
 //! time.
 
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write as _};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use super::{HostIdentity, KvmModules};
 use crate::kvm::cpuid;
 use crate::partial;
+use crate::paths;
 
 const NAME: &str = "host-features";
 /// Longest file in bytes. A key has some 200.
@@ -61,7 +63,7 @@ impl DigestKey {
 fn microcode(cpus: &Path, from_cpuinfo: impl FnOnce() -> String) -> String {
     match line_of(&cpus.join("cpu0/microcode/version")) {
         Some(revision) => revision,
-        None if cpus.join("microcode").exists() => from_cpuinfo(),
+        None if paths::metadata(&cpus.join("microcode")).is_ok() => from_cpuinfo(),
         None => "booted".to_owned(),
     }
 }
@@ -70,7 +72,7 @@ fn microcode(cpus: &Path, from_cpuinfo: impl FnOnce() -> String) -> String {
 /// because these files have no length.
 fn line_of(path: &Path) -> Option<String> {
     let mut text = [0; 64];
-    let read = File::open(path).and_then(|mut file| file.read(&mut text)).ok()?;
+    let read = paths::open_to_read(path).and_then(|mut file| file.read(&mut text)).ok()?;
     std::str::from_utf8(&text[..read]).ok()?.lines().next().map(str::to_owned)
 }
 
@@ -94,8 +96,8 @@ fn directory() -> Option<PathBuf> {
 }
 
 fn read_in(directory: &Path, key: &DigestKey) -> Option<String> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = File::options().read(true).custom_flags(flags).open(directory.join(NAME)).ok()?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = paths::open(directory.join(NAME), flags, 0).ok()?;
     // Metadata of the opened file, because another file may have its name by now.
     let found = file.metadata().ok()?;
     let is_ours = found.uid() == rustix::process::geteuid().as_raw() || found.uid() == 0;
@@ -111,13 +113,13 @@ fn read_in(directory: &Path, key: &DigestKey) -> Option<String> {
 }
 
 fn write_in(directory: &Path, key: &DigestKey, digest: &str) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    paths::make_dirs(directory, 0o700)?;
     partial::remove_abandoned_files(directory, NAME);
     let (new, mut file) = partial::create_file(directory, NAME, 0o600)?;
     let written = file.write_all(format!("{}\n{digest}\n", key.0).as_bytes());
-    let renamed = written.and_then(|()| fs::rename(&new, directory.join(NAME)));
+    let renamed = written.and_then(|()| paths::rename(&new, &directory.join(NAME), true));
     if renamed.is_err() {
-        let _ = fs::remove_file(&new);
+        let _ = paths::remove_file(&new);
     }
     renamed
 }
@@ -125,6 +127,8 @@ fn write_in(directory: &Path, key: &DigestKey, digest: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use std::fs;
 
     use super::*;
     use crate::testing::{ScratchDir, skip};

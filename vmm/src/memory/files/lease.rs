@@ -29,6 +29,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::sealing::own_description;
 use crate::error::{Error, Result, report};
+use crate::paths;
 use crate::sandbox::ThreadKind;
 use crate::sync::lock;
 use crate::threads;
@@ -284,7 +285,7 @@ fn set_lease(file: &File, kind: libc::c_int) -> io::Result<()> {
 
 /// Path of an open file.
 pub(crate) fn name_of(file: &File) -> PathBuf {
-    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_else(|_| "a file".into())
+    paths::path_of(file).unwrap_or_else(|_| "a file".into())
 }
 
 /// Whether the file is a memfd sealed against writes.

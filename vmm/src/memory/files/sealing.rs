@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags, SealFlags};
+use rustix::fs::{OFlags, SealFlags};
 use rustix::io::Errno;
+
+use crate::paths;
 
 const ALL: SealFlags =
     SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -67,12 +68,12 @@ pub fn read_only(file: &File) -> io::Result<File> {
 /// # Errors
 /// The host refuses.
 pub fn own_description(file: &File) -> io::Result<File> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into())
+    paths::reopen(file, OFlags::RDONLY)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
     use super::*;

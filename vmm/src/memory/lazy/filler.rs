@@ -11,7 +11,6 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
-use std::thread;
 
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -341,7 +340,7 @@ impl Filler {
                 }
             }
         };
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(chunks as usize);
+        let threads = threads::available_parallelism().min(chunks as usize);
         threads::share_work("fill", (0..threads).map(|_| &work));
         failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
     }

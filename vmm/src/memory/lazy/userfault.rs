@@ -8,11 +8,12 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::{self, Errno};
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
+use crate::paths;
 
 const DEVICE: &str = "/dev/userfaultfd";
 const API: u64 = 0xaa;
@@ -285,7 +286,8 @@ fn agree(fd: &OwnedFd, features: u64) -> io::Result<Handshake> {
 
 /// Opens through the device file, with its permissions alone.
 fn from_device() -> io::Result<OwnedFd> {
-    let device = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let device = paths::open(DEVICE, OFlags::RDWR, 0)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: the call takes flags, and returns a new descriptor without another owner.
     match unsafe { libc::ioctl(device.as_raw_fd(), NEW as libc::Ioctl, flags) } {

@@ -34,7 +34,7 @@ pub enum OnForbiddenCall {
 
 /// A filter for each kind of thread, ready to be installed.
 #[derive(Debug)]
-pub(super) struct Filters([BpfProgram; ThreadKind::CONFINED.len()]);
+pub(super) struct Filters([BpfProgram; ThreadKind::ALL.len()]);
 
 impl Filters {
     /// Prepares the built-in filters, or those of a JSON text.
@@ -44,14 +44,10 @@ impl Filters {
     pub fn new(on_forbidden: OnForbiddenCall, json: Option<&str>) -> Result<Self> {
         let mut filters = match json {
             Some(text) => of_json(text)?,
-            None => {
-                ThreadKind::CONFINED.map(|kind| built_in(kind).iter().map(|code| decode(*code)).collect())
-            }
+            None => ThreadKind::ALL.map(|kind| built_in(kind).iter().map(|code| decode(*code)).collect()),
         };
-        let pid = std::process::id();
         for instruction in filters.iter_mut().flatten() {
             match instruction {
-                sock_filter { code: JUMP_IF_EQUAL, k: k @ built_in::OWN_PROCESS, .. } => *k = pid,
                 sock_filter { code: JUMP_IF_EQUAL, k: k @ built_in::KICK, .. } => {
                     *k = libc::SIGRTMIN().cast_unsigned();
                 }
@@ -71,7 +67,13 @@ impl Filters {
     /// # Errors
     /// The kernel refuses.
     pub fn install(&self, kind: ThreadKind) -> io::Result<()> {
-        let Some(program) = self.0.get(kind as usize) else { return Ok(()) };
+        let mut program = self.0[kind as usize].clone();
+        // The process may have been forked since the filters were prepared.
+        for instruction in &mut program {
+            if let sock_filter { code: JUMP_IF_EQUAL, k: k @ built_in::OWN_PROCESS, .. } = instruction {
+                *k = std::process::id();
+            }
+        }
         let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
         // SAFETY: the kernel reads `len` instructions, and copies them before it returns.
@@ -89,7 +91,7 @@ fn built_in(kind: ThreadKind) -> &'static [u64] {
         ThreadKind::Starter => &built_in::STARTER,
         ThreadKind::Pager => &built_in::PAGER,
         ThreadKind::Opener => &built_in::OPENER,
-        ThreadKind::Worker => &[],
+        ThreadKind::Worker => &built_in::WORKER,
     }
 }
 
@@ -99,15 +101,15 @@ fn decode(code: u64) -> sock_filter {
 }
 
 /// Compiles filters of the user.
-fn of_json(text: &str) -> Result<[BpfProgram; ThreadKind::CONFINED.len()]> {
+fn of_json(text: &str) -> Result<[BpfProgram; ThreadKind::ALL.len()]> {
     const FIELD: &str = "seccomp_filter";
     let invalid = |problem: String| Error::config(FIELD, problem);
     let mut map = seccompiler::compile_from_json(text.as_bytes(), TargetArch::x86_64)
         .map_err(|error| invalid(error.to_string()))?;
     let missing =
         |kind: ThreadKind| invalid(format!("there is no filter for threads of kind {}", kind.name()));
-    let mut filters: [BpfProgram; ThreadKind::CONFINED.len()] = Default::default();
-    for (filter, kind) in filters.iter_mut().zip(ThreadKind::CONFINED) {
+    let mut filters: [BpfProgram; ThreadKind::ALL.len()] = Default::default();
+    for (filter, kind) in filters.iter_mut().zip(ThreadKind::ALL) {
         *filter = map.remove(kind.name()).ok_or_else(|| missing(kind))?;
     }
     match map.keys().next() {

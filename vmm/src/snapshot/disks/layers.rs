@@ -12,11 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, OFlags};
 
 use crate::config::{CheckedFile, Devices, FileRef};
 use crate::devices::virtio::block::Block;
@@ -27,6 +27,7 @@ use crate::machine::Machine;
 use crate::machine::shared::SharedMachine;
 use crate::memory::PAGE;
 use crate::memory::files::sparse;
+use crate::paths;
 use crate::progress::Progress;
 use crate::run_control::RunState;
 use crate::snapshot::format::digest;
@@ -296,13 +297,12 @@ impl LayerFiles {
         match self {
             Self::Directory(snapshot) => {
                 let path = snapshot.join(name_of(id));
-                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let found = rustix::fs::open(&path, flags, Mode::empty());
+                let found = paths::open(&path, OFlags::PATH | OFlags::NOFOLLOW, 0);
                 let found = found.map_err(|_| Error::snapshot(&path, "is missing"))?;
                 let stat = rustix::fs::fstat(&found)
                     .map_err(|source| Error::file("look at", path.display(), source))?;
                 match FileType::from_raw_mode(stat.st_mode) {
-                    FileType::RegularFile => Ok(FileRef::Checked(CheckedFile::new(path, found))),
+                    FileType::RegularFile => Ok(FileRef::Checked(CheckedFile::new(path, found.into()))),
                     _ => Err(Error::snapshot(&path, "is not a regular file")),
                 }
             }
@@ -349,7 +349,7 @@ impl FreshLayers {
 impl Drop for FreshLayers {
     fn drop(&mut self) {
         for path in &self.made {
-            let _ = std::fs::remove_file(path); // the error that led here is the one to tell
+            let _ = paths::remove_file(path); // the error that led here is the one to tell
         }
     }
 }
@@ -441,14 +441,12 @@ fn copy_in_steps(
 }
 
 fn create(place: &Path) -> Result<File> {
-    let options = File::options().read(true).write(true).create_new(true).mode(0o600).open(place);
-    options.map_err(|source| Error::file("create layer", place.display(), source))
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+    paths::open(place, flags, 0o600).map_err(|source| Error::file("create layer", place.display(), source))
 }
 
 fn nameless(place: &Path) -> Result<File> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    rustix::fs::open(place, flags, Mode::RUSR | Mode::WUSR)
-        .map(File::from)
+    paths::open(place, OFlags::TMPFILE | OFlags::RDWR, 0o600)
         .map_err(|source| Error::file("create a layer in", place.display(), source))
 }
 

@@ -1,13 +1,14 @@
 //! A snapshot's directory, and opening the files in it.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
+use crate::paths;
 
 /// A snapshot's directory.
 #[derive(Clone, Copy, Debug)]
@@ -50,10 +51,12 @@ impl<'a> SnapshotDir<'a> {
     pub fn has(&self, name: &str) -> Result<bool> {
         let path = self.path.join(name);
         let (directory, at) = self.at(name.as_ref(), &path);
-        match rustix::fs::statat(directory, at, AtFlags::SYMLINK_NOFOLLOW) {
+        match paths::metadata_at(directory, at) {
             Ok(_) => Ok(true),
-            Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
-            Err(errno) => Err(Error::file("look at", path.display(), errno)),
+            Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+                Ok(false)
+            }
+            Err(source) => Err(Error::file("look at", path.display(), source)),
         }
     }
 
@@ -65,9 +68,8 @@ impl<'a> SnapshotDir<'a> {
     pub fn open_regular(&self, name: impl AsRef<Path>) -> Result<(File, u64)> {
         let path = self.path.join(name.as_ref());
         let (directory, at) = self.at(name.as_ref(), &path);
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = retry_on_intr(|| rustix::fs::openat(directory, at, flags, Mode::empty()));
-        let file = File::from(opened.map_err(|why| self.missing(&path, why.into()))?);
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+        let file = paths::open_at(directory, at, flags, 0).map_err(|why| self.missing(&path, why))?;
         let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;
         if !metadata.is_file() {
             return Err(Error::snapshot(path, "is not a regular file"));
@@ -76,14 +78,14 @@ impl<'a> SnapshotDir<'a> {
     }
 
     /// The directory for a lookup, and the path to look up in it.
-    fn at<'b>(&'b self, name: &'b Path, path: &'b Path) -> (BorrowedFd<'b>, &'b Path) {
-        self.held.map_or((CWD, path), |held| (held.as_fd(), name))
+    fn at<'b>(&'b self, name: &'b Path, path: &'b Path) -> (Option<BorrowedFd<'b>>, &'b Path) {
+        self.held.map_or((None, path), |held| (Some(held.as_fd()), name))
     }
 
     /// The error for a file that should exist and cannot be opened.
     fn missing(&self, file: &Path, source: std::io::Error) -> Error {
         match source.kind() {
-            std::io::ErrorKind::NotFound if !self.path.exists() => {
+            std::io::ErrorKind::NotFound if paths::metadata(self.path).is_err() => {
                 Error::snapshot(self.path, "there is no such directory")
             }
             std::io::ErrorKind::NotFound => Error::snapshot(file, "is missing"),

@@ -1,8 +1,8 @@
 //! A source of guest memory, in any storage format.
 
+use crate::threads;
 use std::num::NonZero;
 use std::ops::Range;
-use std::thread;
 
 use crate::error::Result;
 
@@ -24,6 +24,5 @@ pub(crate) fn threads_for(runs: u32, given: Option<NonZero<usize>>) -> usize {
     if runs < 2 {
         return 1;
     }
-    let threads = given.map_or_else(thread::available_parallelism, Ok);
-    threads.map_or(1, NonZero::get).min(runs as usize)
+    given.map_or_else(threads::available_parallelism, NonZero::get).min(runs as usize)
 }

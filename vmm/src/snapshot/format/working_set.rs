@@ -9,7 +9,6 @@
 //! not content: its pages are read ahead, and any other page is read when the guest touches it. It belongs to
 //! one snapshot, to those converted from it, and to those merged from it and its base.
 
-use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -21,6 +20,7 @@ use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::page_ranges;
 use crate::memory::page_set::PageSet;
 use crate::partial;
+use crate::paths;
 use crate::snapshot::WORKING_SET_FILE;
 use crate::snapshot::format::place::SnapshotDir;
 use crate::store::dir::NewDir;
@@ -90,7 +90,7 @@ impl WorkingSet {
     /// The set cannot be read, is damaged, or belongs to another snapshot.
     pub fn open(directory: &Path, id: &str, memory: u64) -> Result<Option<Self>> {
         let path = directory.join(WORKING_SET_FILE);
-        match path.symlink_metadata() {
+        match paths::metadata_of_link(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             _ => Self::read(&path, id, memory).map(Some),
         }
@@ -147,11 +147,11 @@ impl WorkingSet {
         let mut write = || {
             file.write_all(&self.encode(id, memory))?;
             file.sync_all()?;
-            fs::rename(&temporary, &path)?;
-            File::open(directory)?.sync_all()
+            paths::rename(&temporary, &path, true)?;
+            paths::open_to_read(directory)?.sync_all()
         };
         write().map_err(|source| {
-            let _ = fs::remove_file(&temporary);
+            let _ = paths::remove_file(&temporary);
             failed(source)
         })
     }
@@ -279,6 +279,8 @@ fn id_of(id: &str) -> u128 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const MEMORY: u64 = 100 * PAGE;

@@ -1,7 +1,6 @@
 //! Inspects a snapshot's files, without a VM.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,6 +10,7 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::files::data::data_ranges;
+use crate::paths;
 use crate::snapshot::format::diff::DiffPages;
 use crate::snapshot::format::pack::{ChunkKind, Pack};
 use crate::snapshot::opened::memory::SnapshotMemory;
@@ -162,7 +162,7 @@ fn facts(pack: &Pack) -> PackFacts {
 }
 
 fn memory_file(name: &'static str, path: &Path, pack: Option<PackFacts>) -> Result<InspectedMemory> {
-    let found = File::open(path).and_then(|file| file.metadata());
+    let found = paths::open_to_read(path).and_then(|file| file.metadata());
     let found = found.map_err(|source| Error::file("look at", path.display(), source))?;
     Ok(InspectedMemory { name, bytes: found.len(), disk_bytes: found.blocks() * 512, pack })
 }

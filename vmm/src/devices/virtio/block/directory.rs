@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::host_file::HostFile;
 use super::sync_tracker::SyncTracker;
+use crate::paths;
 
 /// The directory of a layer, opened with the layer; a later rename does not matter.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ impl LayerDirectory {
     /// The host refuses for another reason than a missing permission.
     pub fn of(path: &Path) -> io::Result<Self> {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let opened = match File::open(parent.unwrap_or(Path::new("."))) {
+        let opened = match paths::open_to_read(parent.unwrap_or(Path::new("."))) {
             Ok(opened) => Some(opened),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
             Err(error) => return Err(error),

@@ -20,6 +20,7 @@ use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
 use crate::holders;
+use crate::paths;
 
 /// Pieces of one vectored call at most (`UIO_MAXIOV`).
 pub const MAX_PIECES: usize = 1024;
@@ -112,7 +113,7 @@ impl HostFile {
         opened.await_lock(kind).map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
                 let conflict = if wanted == OpenMode::Read { "written" } else { "used" };
-                let holder = holders::named(holders::of_lock(&opened.file));
+                let holder = holders::named(paths::holder_of_lock(&opened.file));
                 let name = &opened.name;
                 let problem = format!("{id}: {name} is being {conflict} by another VM or process{holder}");
                 Error::config("disks", problem)

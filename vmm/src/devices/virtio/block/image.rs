@@ -15,6 +15,7 @@ use super::digest;
 use super::host_file::HostFile;
 use crate::config::DiskContent;
 use crate::error::{Error, Result};
+use crate::paths;
 use crate::sync::lock;
 
 /// The image, opened once more. Its modification time is known from the start.
@@ -46,9 +47,9 @@ impl Image {
     /// Returns whether the image is the file at `path`.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
-        let found = rustix::fs::stat(path);
-        let own = rustix::fs::fstat(self.file.file());
-        found.is_ok_and(|found| own.is_ok_and(|own| (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)))
+        let found = paths::metadata(path);
+        let own = self.file.file().metadata();
+        found.is_ok_and(|found| own.is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino())))
     }
 
     /// Makes [`Image::content`] describe this instant, in which the image is not written. The guest may

@@ -29,6 +29,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::bits;
 use super::digest;
+use crate::paths;
 
 /// File with the boot's id, 36 characters.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -130,7 +131,7 @@ fn header(id: u64, boot: u128) -> [u8; HEADER_USED] {
 
 /// Reads the id of the host's boot.
 fn boot_id() -> io::Result<u128> {
-    let text = std::fs::read_to_string(BOOT_ID)?;
+    let text = paths::read_text(BOOT_ID)?;
     let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
     u128::from_str_radix(&digits, 16)
         .map_err(|_| io::Error::other(format!("{BOOT_ID} holds {text:?}, which is not a boot id")))

@@ -6,11 +6,8 @@
 //! ```
 
 use std::io::{self, ErrorKind, PipeReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
 
 use super::backend;
 use super::backend::Backend;
@@ -18,6 +15,9 @@ use super::header;
 use super::pieces::Pieces;
 use crate::config::network::Mac;
 use crate::error::{Error, Result};
+use crate::paths;
+use crate::paths::process::Process;
+use crate::paths::program::{self, Program, Stream};
 
 const PROGRAM: &str = "passt";
 /// Bytes of the longest frame that passt accepts or sends.
@@ -32,7 +32,7 @@ const INBOX: usize = 4 * (PREFIX + MAX_FRAME);
 /// A passt process and its stream. The process ends on drop.
 #[derive(Debug)]
 pub(super) struct Passt {
-    child: Child,
+    child: Process,
     socket: UnixStream,
     stderr_pipe: PipeReader,
     inbox: Box<[u8]>,
@@ -59,7 +59,7 @@ impl Passt {
         for end in [stderr_pipe.as_fd(), child_stderr.as_fd()] {
             rustix::io::ioctl_fionbio(end, true).map_err(|source| failed(source.into()))?;
         }
-        let child = spawn(forward, mtu, &child_socket.into(), child_stderr.into()).map_err(|source| {
+        let child = spawn(forward, mtu, child_socket.into(), child_stderr.into()).map_err(|source| {
             let missing = source.kind() == ErrorKind::NotFound;
             let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
             Error::host(format!("start passt{advice}"), source)
@@ -71,7 +71,7 @@ impl Passt {
     }
 
     /// Wraps a connected passt.
-    pub(super) fn with(child: Child, socket: UnixStream, stderr_pipe: PipeReader) -> Self {
+    pub(super) fn with(child: Process, socket: UnixStream, stderr_pipe: PipeReader) -> Self {
         let inbox = vec![0; INBOX].into();
         Self { child, socket, stderr_pipe, inbox, filled: 0..0, outbox: Vec::new() }
     }
@@ -212,39 +212,30 @@ fn announcement(mac: Mac) -> [u8; MIN_WIRE_FRAME] {
 /// Checks that the host's ports are free, because passt would report one in use only after its start.
 fn check_ports(forward: &[(u16, u16)]) -> Result<()> {
     for (host, _) in forward {
-        TcpListener::bind((Ipv4Addr::LOCALHOST, *host))
+        paths::check_port(*host)
             .map_err(|source| Error::host(format!("forward port {host} of 127.0.0.1"), source))?;
     }
     Ok(())
 }
 
-#[allow(unsafe_code)]
 fn spawn(
     forward: &[(u16, u16)],
     mtu: Option<u16>,
-    socket: &OwnedFd,
+    socket: OwnedFd,
     stderr_pipe: OwnedFd,
-) -> io::Result<Child> {
-    let fd = socket.as_raw_fd();
-    let mut command = Command::new(PROGRAM);
-    command.args(["--foreground", "--quiet", "--stderr", "--fd", &fd.to_string()]);
-    // Without this the gateway's address leads to the listeners on this host's 127.0.0.1.
-    command.arg("--no-map-gw");
+) -> io::Result<Process> {
+    let mut passt = Program::new(PROGRAM)
+        .arguments(["--foreground", "--quiet", "--stderr", "--fd"])
+        .argument(program::DESCRIPTOR.to_string())
+        // Without this the gateway's address leads to the listeners on this host's 127.0.0.1.
+        .argument("--no-map-gw");
     for (host, guest) in forward {
-        command.args(["--tcp-ports", &format!("127.0.0.1/{host}:{guest}")]);
+        passt = passt.arguments(["--tcp-ports", &format!("127.0.0.1/{host}:{guest}")]);
     }
     if let Some(mtu) = mtu {
-        command.args(["--mtu", &mtu.to_string()]);
+        passt = passt.arguments(["--mtu", &mtu.to_string()]);
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr_pipe);
-    let inherit = move || {
-        // SAFETY: the descriptor is open in the parent until the child has called exec.
-        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-        Ok(rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::empty())?)
-    };
-    // SAFETY: fcntl(2) may be called between fork and exec.
-    unsafe { command.pre_exec(inherit) };
-    command.spawn()
+    Program { descriptor: Some(socket), stderr: Stream::File(stderr_pipe), ..passt }.start()
 }
 
 #[cfg(test)]

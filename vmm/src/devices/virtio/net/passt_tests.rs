@@ -18,7 +18,7 @@ fn passt_ends_with_its_socket_as_when_its_owner_is_killed() {
 fn frames_are_whole_after_a_stream_that_is_cut_anywhere() {
     let (device, mut other) = UnixStream::pair().unwrap();
     device.set_nonblocking(true).unwrap();
-    let mut passt = Passt::with(Command::new("true").spawn().unwrap(), device, io::pipe().unwrap().0);
+    let mut passt = Passt::with(Program::new("true").start().unwrap(), device, io::pipe().unwrap().0);
     let mut buffer = vec![0; header::LEN + MAX_FRAME];
     let mut receive = |passt: &mut Passt| {
         let mut into = Pieces::default();

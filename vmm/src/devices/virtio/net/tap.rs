@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 
 use super::backend::Backend;
 use super::feature;
@@ -14,7 +14,7 @@ use super::pieces::Pieces;
 use crate::config::network::Mac;
 use crate::error::{Error, Result};
 use crate::holders;
-use crate::holders::of_tap;
+use crate::paths;
 
 const DRIVER: &str = "/dev/net/tun";
 
@@ -38,15 +38,16 @@ impl Tap {
     /// # Errors
     /// [`Error::Host`] if the tap cannot be used.
     pub fn open(name: &str) -> Result<Self> {
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(DRIVER, flags, Mode::empty())
+        let fd = paths::open(DRIVER, OFlags::RDWR | OFlags::NONBLOCK, 0)
             .map_err(|source| Error::file("open", format!("{DRIVER} for tap {name}"), source))?;
         let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         let mut request = IfReq { name: [0; _], flags: flags as libc::c_short, unused: [0; 22] };
         request.name[..name.len()].copy_from_slice(name.as_bytes());
         let failed = |source: io::Error| {
             let cause = match source.raw_os_error() {
-                Some(libc::EBUSY) => "another process uses it".to_owned() + &holders::named(of_tap(name)),
+                Some(libc::EBUSY) => {
+                    "another process uses it".to_owned() + &holders::named(paths::holder_of_tap(name))
+                }
                 Some(libc::EPERM) => "this user does not own it and lacks CAP_NET_ADMIN".to_owned(),
                 Some(libc::EINVAL) => "it is not a tap, or has several queues".to_owned(),
                 _ => return Error::host(format!("use tap {name}"), source),
@@ -59,7 +60,7 @@ impl Tap {
         // SAFETY: TUNSETVNETHDRSZ reads an int.
         check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) })
             .map_err(failed)?;
-        Ok(Self(fd))
+        Ok(Self(fd.into()))
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use crate::config::SocketPath;
 use crate::devices::virtio::listener::Listener;
 use crate::error::{Error, Result};
-use crate::sandbox::opener;
+use crate::paths::opener;
 use crate::sockets::connect_to_file;
 
 /// The socket where host programs connect to the guest.

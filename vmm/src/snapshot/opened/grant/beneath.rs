@@ -1,12 +1,15 @@
 //! Decides whether a path lies in a directory, as the kernel resolves it and not by its spelling.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::config::{CheckedFile, SocketPath};
+use crate::paths;
 
 /// Rule for links on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +41,7 @@ pub(crate) fn dir(directory: &Path, path: &Path, links: LinkPolicy) -> Option<(P
 
 /// Whether `path` lies in `directory` and does not exist. False reveals nothing about paths elsewhere.
 pub(crate) fn lacks(directory: &Path, path: &Path) -> bool {
-    open(directory, path, LinkPolicy::Inside).is_err_and(|why| why == Errno::NOENT)
+    open(directory, path, LinkPolicy::Inside).is_err_and(|why| why.kind() == io::ErrorKind::NotFound)
 }
 
 /// The real path for a socket to be made at `path`, if that lies in `directory`.
@@ -51,27 +54,27 @@ pub(crate) fn socket(directory: &Path, path: &Path, links: LinkPolicy) -> Option
 
 /// Opens a path beneath `directory`. Fails with `XDEV` if the path lies elsewhere or leaves `directory` on
 /// the way.
-fn open(directory: &Path, path: &Path, links: LinkPolicy) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let outside = Errno::XDEV;
-    let root = rustix::fs::open(directory, flags | OFlags::DIRECTORY, Mode::empty()).map_err(|_| outside)?;
-    let path = std::path::absolute(path).map_err(|_| outside)?;
+fn open(directory: &Path, path: &Path, links: LinkPolicy) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH;
+    let outside = || io::Error::from(Errno::XDEV);
+    let root = paths::open(directory, flags | OFlags::DIRECTORY, 0).map_err(|_| outside())?;
+    let path = std::path::absolute(path).map_err(|_| outside())?;
     // The caller's path to the directory itself may have links.
-    let spelled = std::path::absolute(directory).map_err(|_| outside)?;
+    let spelled = std::path::absolute(directory).map_err(|_| outside())?;
     let within = path.strip_prefix(&spelled).ok().map(Path::to_owned);
     let real = || path.strip_prefix(real_path(&root)?).ok().map(Path::to_owned);
-    let within = within.or_else(real).ok_or(outside)?;
+    let within = within.or_else(real).ok_or_else(outside)?;
     let within = if within.as_os_str().is_empty() { PathBuf::from(".") } else { within };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let (flags, resolve) = match links {
         LinkPolicy::Inside => (flags, resolve),
         LinkPolicy::None => (flags | OFlags::NOFOLLOW, resolve | ResolveFlags::NO_SYMLINKS),
     };
-    rustix::fs::openat2(&root, &within, flags, Mode::empty(), resolve)
+    paths::open_beneath(root.as_fd(), &within, flags, resolve)
 }
 
-fn real_path(of: &OwnedFd) -> Option<PathBuf> {
-    std::fs::read_link(format!("/proc/self/fd/{}", of.as_raw_fd())).ok()
+fn real_path(of: impl AsFd) -> Option<PathBuf> {
+    paths::path_of(of).ok()
 }
 
 #[cfg(test)]

@@ -5,15 +5,16 @@
 //!                                             or $HOME/.local/share/volt-vmm/snapshot.key
 //! ```
 
-use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use hmac::{Hmac, Mac};
+use rustix::fs::OFlags;
 use sha2::Sha256;
 
 use crate::partial;
+use crate::paths;
 
 const NAME: &str = "snapshot.key";
 const LEN: usize = 32;
@@ -90,8 +91,7 @@ pub fn directory() -> Result<PathBuf, String> {
 }
 
 fn read(path: &Path) -> io::Result<GrantKey> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let file = paths::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0)?;
     let metadata = file.metadata()?;
     let own = metadata.uid() == rustix::process::geteuid().as_raw();
     if !metadata.is_file() || !own || metadata.mode() & 0o077 != 0 {
@@ -109,7 +109,7 @@ fn read(path: &Path) -> io::Result<GrantKey> {
 
 /// Makes a key file atomically. If another process was first, its key stays.
 fn make(directory: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
+    paths::make_dirs(directory, 0o700)?;
     partial::remove_abandoned_files(directory, NAME);
     let mut bytes = [0; LEN];
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
@@ -117,19 +117,21 @@ fn make(directory: &Path) -> io::Result<()> {
     let mut write = || {
         file.write_all(&bytes)?;
         file.sync_all()?;
-        match fs::hard_link(&temporary, directory.join(NAME)) {
+        match paths::link(&temporary, &directory.join(NAME)) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-            _ => File::open(directory)?.sync_all(),
+            _ => paths::open_to_read(directory)?.sync_all(),
         }
     };
     let written = write();
-    let _ = fs::remove_file(&temporary);
+    let _ = paths::remove_file(&temporary);
     written
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+
+    use std::fs;
 
     use super::*;
     use crate::testing::ScratchDir;

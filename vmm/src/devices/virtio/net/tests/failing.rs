@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use super::pieces::Pieces;
 use super::*;
+use crate::paths::program::Program;
 use crate::sync::lock;
 
 /// Errors of the next reads.
@@ -119,7 +119,7 @@ fn at_slow_passt() -> (Driver, UnixStream) {
     };
     assert_eq!(set, 0);
     other.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let passt = Passt::with(Command::new("true").spawn().unwrap(), socket, io::pipe().unwrap().0);
+    let passt = Passt::with(Program::new("true").start().unwrap(), socket, io::pipe().unwrap().0);
     let net =
         Net::new(&config(NetBackend::Passt { forward: vec![] }), address::from_id("eth0"), Box::new(passt));
     (Driver::new(net), other)

@@ -1,0 +1,134 @@
+//! The calls that a confined thread may not make, as values that can be sent. Most of them take a path.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::io::retry_on_intr;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::{Deserialize, Serialize};
+
+use crate::{holders, sockets};
+
+/// A path as text. One that is not UTF-8 is a list of bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum PathText {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl From<&Path> for PathText {
+    fn from(path: &Path) -> Self {
+        path.to_str()
+            .map_or_else(|| Self::Bytes(path.as_os_str().as_bytes().into()), |text| Self::Text(text.into()))
+    }
+}
+
+impl From<PathText> for PathBuf {
+    fn from(path: PathText) -> Self {
+        match path {
+            PathText::Text(text) => text.into(),
+            PathText::Bytes(bytes) => OsString::from_vec(bytes).into(),
+        }
+    }
+}
+
+/// A call. Its path, and the directory where that starts, are given beside it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum PathCall {
+    /// openat(2), or openat2(2) with rules for the lookup. The numbers are those of the call.
+    Open { flags: u32, mode: u32, resolve: Option<u64> },
+    /// mkdirat(2).
+    MakeDir { mode: u32 },
+    /// unlinkat(2).
+    Remove { is_directory: bool },
+    /// renameat2(2). Both paths start at the same directory.
+    Rename { to: PathText, replaces: bool },
+    /// linkat(2).
+    Link { to: PathText },
+    /// [`sockets::listen`].
+    Listen,
+    /// [`holders::of_lock`] of the file beside the call.
+    HolderOfLock,
+    /// [`holders::of_tap`]. The path is the tap's name.
+    HolderOfTap,
+    /// Connects to a pager's socket of packets, without a wait.
+    ConnectToPager,
+    /// Binds this TCP port of 127.0.0.1 for a moment.
+    CheckPort(u16),
+}
+
+/// The result of a call.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Done,
+    Opened(OwnedFd),
+    Listening { socket: OwnedFd, file: (u64, u64) },
+    Holder(Option<u32>),
+}
+
+impl Answer {
+    pub fn descriptor(self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Opened(file) => Ok(file),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+impl PathCall {
+    /// Makes the call.
+    ///
+    /// # Errors
+    /// As the call.
+    pub fn make(self, directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<Answer> {
+        let at = directory.unwrap_or(CWD);
+        match self {
+            Self::Open { flags, mode, resolve } => {
+                let (flags, mode) = (OFlags::from_bits_retain(flags), Mode::from_raw_mode(mode));
+                let opened = retry_on_intr(|| match resolve {
+                    None => rustix::fs::openat(at, path, flags, mode),
+                    Some(resolve) => {
+                        rustix::fs::openat2(at, path, flags, mode, ResolveFlags::from_bits_retain(resolve))
+                    }
+                });
+                return Ok(Answer::Opened(opened?));
+            }
+            Self::MakeDir { mode } => rustix::fs::mkdirat(at, path, Mode::from_raw_mode(mode))?,
+            Self::Remove { is_directory } => {
+                let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+                rustix::fs::unlinkat(at, path, flags)?;
+            }
+            Self::Rename { to, replaces: true } => rustix::fs::renameat(at, path, at, PathBuf::from(to))?,
+            Self::Rename { to, replaces: false } => {
+                rustix::fs::renameat_with(at, path, at, PathBuf::from(to), RenameFlags::NOREPLACE)?;
+            }
+            Self::Link { to } => rustix::fs::linkat(at, path, at, PathBuf::from(to), AtFlags::empty())?,
+            Self::Listen => {
+                let (socket, file) = sockets::listen(directory, path)?;
+                return Ok(Answer::Listening { socket: socket.into(), file });
+            }
+            Self::HolderOfLock => {
+                let file = at.try_clone_to_owned().map(File::from)?;
+                return Ok(Answer::Holder(holders::of_lock(&file)));
+            }
+            Self::HolderOfTap => {
+                return Ok(Answer::Holder(path.to_str().and_then(holders::of_tap)));
+            }
+            Self::ConnectToPager => {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+                connect(&socket, &SocketAddrUnix::new(path)?)?;
+                return Ok(Answer::Opened(socket));
+            }
+            Self::CheckPort(port) => drop(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?),
+        }
+        Ok(Answer::Done)
+    }
+}

@@ -1,0 +1,178 @@
+//! The opener: a process beside the VM's that makes calls with paths for its confined threads, connects their
+//! sockets, and starts other programs.
+//!
+//! ```text
+//!   start of the process: fork ──────────────> waits for requests
+//!   confined thread: Make(open, PATH) ───────> open PATH             ──> descriptor
+//!   before the guest runs: Allow(PATH) ──> 0 ── Seal          (no other socket or program from here on)
+//!   device thread: Connect(0, N) ────────────> open PATH_N, check it, connect ──> descriptor
+//!   confined thread: Start(PROGRAM) ─────────> fork, exec ──> descriptor of the process
+//! ```
+//!
+//! A vsock device connects to `PATH_N` for its guest's connection to port N. Neither seccomp nor Landlock can
+//! tell that path from another VM's API socket. The opener can: it was told the paths before the guest ran,
+//! and connects to nothing else.
+//!
+//! It is forked before guest memory is mapped, and holds no descriptor of the VM. It ends with the VM's
+//! process.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::sync::{Mutex, OnceLock};
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+
+use super::call::{self, PathCall};
+use super::message::{Answer, Request};
+use super::program::{AllowedProgram, ProgramStart};
+use super::serve;
+use crate::error::{Error, Result};
+use crate::packets::{receive_several, send_several};
+use crate::sync::lock;
+
+/// The sockets of the opener and the starter.
+#[derive(Debug)]
+struct Beside {
+    opener: Mutex<OwnedFd>,
+    starter: Mutex<OwnedFd>,
+}
+
+/// Those of this process, once they were started.
+static BESIDE: OnceLock<Beside> = OnceLock::new();
+
+/// Forks the opener and the starter. The process has one thread, and no guest memory. Both call `harden`
+/// first, and the opener calls `confine` before it serves.
+///
+/// # Errors
+/// [`Error::Host`] if the host refuses a process.
+pub(crate) fn start(harden: fn() -> Result<()>, confine: fn()) -> Result<()> {
+    let failed = |source| Error::host("start the process that opens files", source);
+    let pair = || {
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        pair.map_err(|errno| failed(errno.into()))
+    };
+    let ((opener, far_opener), (starter, far_starter)) = (pair()?, pair()?);
+    // SAFETY: the process has one thread, so no lock of the heap is held in the child.
+    match unsafe { libc::fork() } {
+        -1 => return Err(failed(io::Error::last_os_error())),
+        0 => serve::run(&far_opener, &far_starter, harden, confine),
+        _ => {}
+    }
+    let _ = BESIDE.set(Beside { opener: Mutex::new(opener), starter: Mutex::new(starter) });
+    Ok(())
+}
+
+/// Whether the process has an opener.
+pub(crate) fn is_running() -> bool {
+    BESIDE.get().is_some()
+}
+
+/// Makes a call at the opener. A path that is not absolute starts at `beside`, and an empty one is the file
+/// `beside`.
+///
+/// # Errors
+/// As the call; or the opener has ended.
+pub(super) fn make(beside: Option<BorrowedFd<'_>>, path: &Path, call: PathCall) -> io::Result<call::Answer> {
+    let beside: Vec<_> = beside.into_iter().collect();
+    let (answer, fds) = ask(&Request::Make { path: path.into(), call }, &beside)?;
+    Ok(match (answer, fds.into_iter().next()) {
+        (Answer::Done, None) => call::Answer::Done,
+        (Answer::Done, Some(file)) => call::Answer::Opened(file),
+        (Answer::Listening { file }, Some(socket)) => call::Answer::Listening { socket, file },
+        (Answer::Holder(holder), _) => call::Answer::Holder(holder),
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    })
+}
+
+/// Allows the opener to connect to `PATH_N`. Returns the path's number.
+///
+/// # Errors
+/// The opener has ended, or takes no more paths.
+pub(crate) fn allow(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<usize> {
+    let beside: Vec<_> = directory.into_iter().collect();
+    match ask(&Request::Allow { path: path.into() }, &beside)?.0 {
+        Answer::Allowed(number) => Ok(number),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Makes the opener refuse further sockets, and the starter programs that it has not started yet. Does not
+/// wait for them: requests keep their order.
+pub(crate) fn seal() {
+    for process in BESIDE.get().iter().flat_map(|processes| [&processes.opener, &processes.starter]) {
+        // Where one has ended there is nothing to seal.
+        let _ = send_several(&*lock(process), &Request::Seal, &[], SendFlags::empty());
+    }
+}
+
+/// Connects to `PATH_port` for the path with this number.
+///
+/// # Errors
+/// As [`crate::sockets::connect_to_file`]; or the opener has ended.
+pub(crate) fn connect(number: usize, port: u32) -> io::Result<UnixStream> {
+    let (_, fds) = ask(&Request::Connect { number, port }, &[])?;
+    fds.into_iter().next().map(UnixStream::from).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Makes the starter start a program also after [`seal`]. Does not wait for it.
+pub(super) fn allow_program(program: AllowedProgram) {
+    if let Some(processes) = BESIDE.get() {
+        // A starter that has ended starts nothing.
+        let request = Request::AllowProgram(program);
+        let _ = send_several(&*lock(&processes.starter), &request, &[], SendFlags::empty());
+    }
+}
+
+/// Starts a program. Returns the number of its process and a descriptor of it (pidfd_open(2)).
+///
+/// # Errors
+/// The program cannot be started; or the starter has ended.
+pub(super) fn start_program(start: ProgramStart, beside: &[BorrowedFd<'_>]) -> io::Result<(u32, OwnedFd)> {
+    let (answer, fds) = ask(&Request::Start(start), beside)?;
+    match (answer, fds.into_iter().next()) {
+        (Answer::Started { pid }, Some(handle)) => Ok((pid, handle)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Returns the status of a program that has ended. It can be taken once.
+///
+/// # Errors
+/// The program has not ended; or the starter has.
+pub(super) fn status_of(pid: u32) -> io::Result<ExitStatus> {
+    match ask(&Request::StatusOf { pid }, &[])?.0 {
+        Answer::Ended { status } => Ok(ExitStatus::from_raw(status)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Tells the starter that nobody will ask for the status of a program.
+///
+/// # Errors
+/// The starter has ended.
+#[cfg(any(test, feature = "internal"))]
+pub(super) fn detach(pid: u32) -> io::Result<()> {
+    ask(&Request::Detach { pid }, &[]).map(drop)
+}
+
+fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<OwnedFd>)> {
+    let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that opens files has ended");
+    let processes = BESIDE.get().ok_or_else(ended)?;
+    let socket = match request {
+        Request::Start(_) | Request::StatusOf { .. } | Request::Detach { .. } => lock(&processes.starter),
+        _ => lock(&processes.opener),
+    };
+    send_several(&*socket, request, beside, SendFlags::empty())
+        .map_err(|error| if error.kind() == io::ErrorKind::BrokenPipe { ended() } else { error })?;
+    match receive_several(&*socket, RecvFlags::empty())? {
+        Some((Answer::Failed { errno: Some(errno), .. }, _)) => Err(io::Error::from_raw_os_error(errno)),
+        Some((Answer::Failed { reason, .. }, _)) => Err(io::Error::other(reason)),
+        Some(answer) => Ok(answer),
+        None => Err(ended()),
+    }
+}

@@ -1,0 +1,288 @@
+//! The processes beside the VM's: the opener and the starter.
+//!
+//! ```text
+//!   the VM's process ── fork ──> the opener ── clone(CLONE_PARENT) ──> the starter
+//!                                 calls with paths, under its filter     other programs, without a filter
+//! ```
+//!
+//! Programs inherit filters, and passt could not live with them. The starter therefore has none, and does
+//! nothing else. The clone costs the VM's process no time.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::slice;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::call::{self, PathCall};
+use super::message::{Answer, Request};
+use super::started::Started;
+use crate::error::Result;
+use crate::packets::{receive_several, send_several};
+use crate::sockets::connect_to_file;
+
+/// An answer, and the descriptor beside it. Absent for a request without one.
+type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
+
+/// Numbers of the sockets, after the standard streams.
+const OPENER: i32 = 3;
+const STARTER: i32 = 4;
+
+/// Runs the opener and the starter. Both call `harden`, and the opener calls `confine` before it serves. The
+/// process was forked just now, and has one thread.
+pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, harden: fn() -> Result<()>, confine: fn()) -> ! {
+    occupy_low_numbers(opener, starter);
+    block_signals();
+    if harden().is_err() {
+        // SAFETY: ends the process without the handlers that its parent registered.
+        unsafe { libc::_exit(1) }
+    }
+    // SAFETY: this process has one thread, so no lock is held in the child. Without CLONE_VM it runs on its
+    // own copy of the stack.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_PARENT | libc::SIGCHLD, 0, 0, 0, 0) };
+    if pid == 0 {
+        rename("volt-starter");
+        serve_and_exit(STARTER, OPENER, Starter::new());
+    }
+    rename("volt-opener");
+    confine();
+    // Without a starter, whoever asks it reads the end of the socket.
+    serve_and_exit(OPENER, STARTER, AllowedSockets::default());
+}
+
+/// Leaves the two sockets open, and standard error. A descriptor of the VM would stay open after the VM.
+fn occupy_low_numbers(opener: &OwnedFd, starter: &OwnedFd) {
+    /// Above both numbers.
+    const ABOVE: i32 = STARTER + 1;
+    // SAFETY: the child owns copies of all descriptors, and uses none but these. The sockets are not used
+    // under their old numbers afterwards. /dev/null keeps files from the numbers of the standard streams.
+    unsafe {
+        let above = |socket: &OwnedFd| libc::fcntl(socket.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE);
+        let (opener, starter) = (above(opener), above(starter));
+        libc::dup3(opener, OPENER, libc::O_CLOEXEC);
+        libc::dup3(starter, STARTER, libc::O_CLOEXEC);
+        libc::syscall(libc::SYS_close_range, ABOVE, libc::c_uint::MAX, 0);
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+        libc::dup2(null, 0);
+        libc::dup2(null, 1);
+        libc::close(null);
+    }
+}
+
+/// Names this process in `/proc/self/comm` and `/proc/self/cmdline`, so that whoever looks for a VM by its
+/// arguments finds one process.
+fn rename(name: &str) {
+    let _ = rustix::thread::set_name(&CString::new(name).unwrap_or_default());
+    let Some((start, end)) = place_of_arguments() else { return };
+    // SAFETY: the kernel put the arguments there, and nothing reads them in this process.
+    let arguments = unsafe { slice::from_raw_parts_mut(start as *mut u8, end - start) };
+    arguments.fill(0);
+    arguments.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte);
+}
+
+/// Returns where the process's arguments start and end in memory (`arg_start` and `arg_end` of
+/// proc_pid_stat(5), the fields 48 and 49).
+fn place_of_arguments() -> Option<(usize, usize)> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The second field, a name in parentheses, may have any character.
+    let (_, from_third) = stat.rsplit_once(')')?;
+    let mut fields = from_third.split_ascii_whitespace().skip(48 - 3);
+    let (start, end) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    (0 < start && start < end).then_some((start, end))
+}
+
+/// Blocks all signals but that of a forbidden call. The end of these processes is that of the VM's, also when
+/// a terminal sends a signal to all.
+fn block_signals() {
+    // SAFETY: sigfillset initialises the set, and a null pointer for the old mask is allowed.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigdelset(&raw mut all, libc::SIGSYS);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+    }
+}
+
+/// The duties of a process beside the VM's.
+trait Server {
+    fn answer(&mut self, request: Request, beside: Vec<OwnedFd>) -> Answered;
+
+    /// Called before each request is received.
+    fn before_request(&mut self, _socket: BorrowedFd<'_>) {}
+}
+
+/// Answers the requests of a socket until its other end is closed. Closes the socket `other` first.
+fn serve_and_exit(socket: i32, other: i32, mut server: impl Server) -> ! {
+    // SAFETY: `other` is not used in this process. `socket` is open since `occupy_low_numbers`, and never
+    // closed.
+    let socket = unsafe {
+        libc::close(other);
+        BorrowedFd::borrow_raw(socket)
+    };
+    loop {
+        server.before_request(socket);
+        let (answer, beside) = match receive_several(socket, RecvFlags::empty()) {
+            Ok(Some((request, fds))) => match server.answer(request, fds) {
+                Ok(Some(answer)) => answer,
+                Ok(None) => continue,
+                Err(error) => (Answer::failed(&error), None),
+            },
+            // The request did not arrive whole, for example because it was too long.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => (Answer::failed(&error), None),
+            Ok(None) | Err(_) => break,
+        };
+        let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
+        if send_several(socket, &answer, &beside, SendFlags::empty()).is_err() {
+            break;
+        }
+    }
+    // SAFETY: ends the process without the handlers that its parent registered.
+    unsafe { libc::_exit(0) }
+}
+
+/// Starts programs.
+struct Starter {
+    programs: Started,
+    /// Readable once a program has ended (signalfd(2)). Without it, detached ones stay zombies.
+    ended: Option<OwnedFd>,
+}
+
+impl Starter {
+    fn new() -> Self {
+        // SAFETY: sigemptyset initialises the set. The call returns a new descriptor without another owner.
+        let ended = unsafe {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGCHLD);
+            let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+        };
+        Self { programs: Started::default(), ended }
+    }
+}
+
+impl Server for Starter {
+    fn answer(&mut self, request: Request, beside: Vec<OwnedFd>) -> Answered {
+        match request {
+            Request::Start(start) => {
+                let (pid, handle) = self.programs.start(start, beside)?;
+                Ok(Some((Answer::Started { pid }, Some(handle))))
+            }
+            Request::StatusOf { pid } => {
+                Ok(Some((Answer::Ended { status: self.programs.status_of(pid)?.into_raw() }, None)))
+            }
+            Request::Detach { pid } => {
+                self.programs.detach(pid)?;
+                Ok(Some((Answer::Done, None)))
+            }
+            Request::AllowProgram(program) => {
+                self.programs.allow(program);
+                Ok(None)
+            }
+            Request::Seal => {
+                self.programs.seal();
+                Ok(None)
+            }
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    /// Takes the statuses of detached programs until a request arrives.
+    fn before_request(&mut self, socket: BorrowedFd<'_>) {
+        let Some(ended) = &self.ended else { return };
+        loop {
+            let mut ready =
+                [PollFd::from_borrowed_fd(socket, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+            let polled = poll(&mut ready, None);
+            if polled.is_err() || !ready[0].revents().is_empty() {
+                return;
+            }
+            // One signal may stand for several programs, so what it tells is not used.
+            let _ = rustix::io::read(ended, &mut [0; size_of::<libc::signalfd_siginfo>()]);
+            self.programs.reap();
+        }
+    }
+}
+
+/// The sockets that the opener may connect to, and whether it takes more.
+#[derive(Debug, Default)]
+struct AllowedSockets {
+    sockets: Vec<(Option<OwnedFd>, PathBuf)>,
+    is_sealed: bool,
+}
+
+impl Server for AllowedSockets {
+    fn answer(&mut self, request: Request, beside: Vec<OwnedFd>) -> Answered {
+        match request {
+            Request::Make { path, call } => answer_call(path.into(), call, beside.first()).map(Some),
+            Request::Allow { .. } if self.is_sealed => Err(io::ErrorKind::PermissionDenied.into()),
+            Request::Allow { path } => {
+                self.sockets.push((beside.into_iter().next(), path.into()));
+                Ok(Some((Answer::Allowed(self.sockets.len() - 1), None)))
+            }
+            Request::Seal => {
+                self.is_sealed = true;
+                Ok(None)
+            }
+            Request::Connect { number, port } => {
+                let (directory, path) = self.sockets.get(number).ok_or(io::ErrorKind::PermissionDenied)?;
+                let mut path = path.clone().into_os_string();
+                path.push(format!("_{port}"));
+                let stream = connect_to_file(directory.as_ref().map(AsFd::as_fd), Path::new(&path))?;
+                Ok(Some((Answer::Done, Some(stream.into()))))
+            }
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+}
+
+/// Makes a call for the VM's process.
+fn answer_call(
+    path: PathBuf,
+    call: PathCall,
+    beside: Option<&OwnedFd>,
+) -> io::Result<(Answer, Option<OwnedFd>)> {
+    let path = match beside {
+        Some(file) if path.as_os_str().is_empty() => super::own_path(file),
+        _ => path,
+    };
+    Ok(match call.make(beside.map(AsFd::as_fd), &path)? {
+        call::Answer::Done => (Answer::Done, None),
+        call::Answer::Opened(file) => (Answer::Done, Some(file)),
+        call::Answer::Listening { socket, file } => (Answer::Listening { file }, Some(socket)),
+        call::Answer::Holder(holder) => (Answer::Holder(holder), None),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::testing::ScratchDir;
+
+    #[test]
+    fn sealed_opener_connects_to_allowed_sockets_alone() {
+        let scratch = ScratchDir::new();
+        let listener = UnixListener::bind(scratch.join("vsock_52")).unwrap();
+        let _other = UnixListener::bind(scratch.join("api.sock")).unwrap();
+        let mut allowed = AllowedSockets::default();
+        let mut ask = |request| allowed.answer(request, Vec::new()).map_err(|error| error.kind());
+        let connect = |number, port| Request::Connect { number, port };
+        let vsock = Request::Allow { path: scratch.join("vsock").as_path().into() };
+        assert!(matches!(ask(vsock), Ok(Some((Answer::Allowed(0), None)))));
+        assert!(matches!(ask(Request::Seal), Ok(None)));
+        let other = Request::Allow { path: scratch.join("api.sock").as_path().into() };
+        assert_eq!(ask(other).unwrap_err(), io::ErrorKind::PermissionDenied);
+        assert_eq!(ask(connect(1, 52)).unwrap_err(), io::ErrorKind::PermissionDenied);
+        assert_eq!(ask(connect(0, 53)).unwrap_err(), io::ErrorKind::NotFound);
+        let (_, socket) = ask(connect(0, 52)).unwrap().unwrap();
+        assert!(socket.is_some());
+        listener.accept().unwrap();
+    }
+}

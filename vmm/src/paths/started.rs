@@ -1,0 +1,164 @@
+//! The programs that the starter started, and those that it may start.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, ExitStatus};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::call::PathText;
+use super::program::{
+    AllowedProgram, FORKED, OWN_PROGRAM, ProgramStart, block_signals, blocked_signals, command,
+};
+
+/// The programs that the starter started.
+#[derive(Debug, Default)]
+pub(super) struct Started {
+    /// Those whose status will be asked for.
+    wanted: Vec<Child>,
+    detached: Vec<Child>,
+    allowed: Vec<AllowedProgram>,
+    is_sealed: bool,
+}
+
+impl Started {
+    /// Starts a program, of whose files those of a message are. Returns its number and a descriptor of it.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub fn start(&mut self, start: ProgramStart, beside: Vec<OwnedFd>) -> io::Result<(u32, OwnedFd)> {
+        self.check(&start)?;
+        // The program inherits the mask. This process has one thread, which blocks all signals otherwise.
+        let all = blocked_signals();
+        block_signals(&start.blocked);
+        let child = start.join(beside).and_then(|program| command(program).spawn());
+        block_signals(&all);
+        let child = child?;
+        let pid = Pid::from_child(&child);
+        let number = child.id();
+        self.wanted.push(child);
+        Ok((number, pidfd_open(pid, PidfdFlags::empty())?))
+    }
+
+    /// Refuses a program that was not started, or allowed, before the programs were sealed.
+    fn check(&mut self, start: &ProgramStart) -> io::Result<()> {
+        let (program, first) = (&start.program, start.arguments.first());
+        let is_known =
+            |allowed: &AllowedProgram| (&allowed.program, allowed.first.as_ref()) == (program, first);
+        let text = |text: &str| PathText::from(Path::new(text));
+        let is_fork = || *program == text(OWN_PROGRAM) && first == Some(&text(FORKED));
+        if self.allowed.iter().any(is_known) || is_fork() {
+            return Ok(());
+        }
+        if self.is_sealed {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        self.allow(AllowedProgram { program: program.clone(), first: first.cloned() });
+        Ok(())
+    }
+
+    /// Allows a program also after [`Started::seal`].
+    pub fn allow(&mut self, program: AllowedProgram) {
+        if !self.is_sealed {
+            self.allowed.push(program);
+        }
+    }
+
+    /// Allows no other programs from now on.
+    pub fn seal(&mut self) {
+        self.is_sealed = true;
+    }
+
+    /// Returns the status of a program that has ended.
+    ///
+    /// # Errors
+    /// It has not ended, or was not started here.
+    pub fn status_of(&mut self, pid: u32) -> io::Result<ExitStatus> {
+        let at = self.place_of(pid)?;
+        let mut child = self.wanted.swap_remove(at);
+        match child.try_wait() {
+            Ok(None) => {
+                self.wanted.push(child);
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            status => Ok(status?.ok_or(io::ErrorKind::NotFound)?),
+        }
+    }
+
+    /// Notes that nobody will ask for the status of a program.
+    ///
+    /// # Errors
+    /// It was not started here.
+    pub fn detach(&mut self, pid: u32) -> io::Result<()> {
+        let at = self.place_of(pid)?;
+        self.detached.push(self.wanted.swap_remove(at));
+        self.reap();
+        Ok(())
+    }
+
+    /// Takes the statuses of detached programs that have ended, so that they do not stay zombies.
+    pub fn reap(&mut self) {
+        self.detached.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    }
+
+    fn place_of(&self, pid: u32) -> io::Result<usize> {
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        self.wanted.iter().position(|child| child.id() == pid).ok_or_else(missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::program::Program;
+
+    fn start(started: &mut Started, program: &str, first: &str) -> io::Result<u32> {
+        let program = Program::new(program).argument(first);
+        let (start, _) = ProgramStart::split(&program);
+        started.start(start, Vec::new()).map(|(pid, _)| pid)
+    }
+
+    #[test]
+    fn sealed_starter_starts_known_programs_alone() {
+        let mut started = Started::default();
+        start(&mut started, "true", "known").unwrap();
+        started.allow(AllowedProgram::of(&Program::new("false").argument("allowed")));
+        started.seal();
+        start(&mut started, "true", "known").unwrap();
+        start(&mut started, "false", "allowed").unwrap();
+        for (program, first) in [("true", "other"), ("false", "known"), (OWN_PROGRAM, "run")] {
+            let error = start(&mut started, program, first).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{program} {first}");
+        }
+        started.allow(AllowedProgram::of(&Program::new("true").argument("late")));
+        assert!(start(&mut started, "true", "late").is_err());
+    }
+
+    #[test]
+    fn status_of_a_started_program_is_told_once() {
+        let mut started = Started::default();
+        let (false_one, true_one) = (start(&mut started, "false", ""), start(&mut started, "true", ""));
+        let mut status = |pid: u32| loop {
+            match started.status_of(pid) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                status => return status.map(|status| status.code()),
+            }
+        };
+        assert_eq!(status(false_one.unwrap()).unwrap(), Some(1));
+        let pid = true_one.unwrap();
+        assert_eq!(status(pid).unwrap(), Some(0));
+        assert_eq!(status(pid).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn detached_program_is_reaped() {
+        let mut started = Started::default();
+        let pid = start(&mut started, "true", "").unwrap();
+        started.detach(pid).unwrap();
+        while std::fs::exists(format!("/proc/{pid}")).unwrap() {
+            started.reap();
+        }
+        assert!(started.detached.is_empty());
+    }
+}
