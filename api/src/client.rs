@@ -8,6 +8,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use rustix::net::sockopt::socket_peercred;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +58,17 @@ fn decode<T: DeserializeOwned>(
     serde_json::from_slice(response).map_err(|error| {
         Failure::socket(socket, format!("cannot decode the response to {method} {path}: {error}"))
     })
+}
+
+/// Returns the id of the process that serves the socket.
+///
+/// # Errors
+/// As [`put`].
+pub(crate) fn process_of(socket: &Path) -> Result<i32, Failure> {
+    let peer = socket_peercred(connect(socket)?);
+    let peer =
+        peer.map_err(|errno| Failure::socket(socket, format!("cannot tell who serves it: {errno}")))?;
+    Ok(peer.pid.as_raw_nonzero().get())
 }
 
 /// Sends a request and returns the body of the response.

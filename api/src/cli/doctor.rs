@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use volt_vmm::doctor::{Kvm, Level, Line, Report, Step, Verdict, examine, examine_production};
 use volt_vmm::internal::key_directory;
 
-use super::Outcome;
+use super::{Outcome, security};
 use crate::failure::Failure;
 use crate::output::print::print;
 use crate::output::progress;
@@ -30,10 +30,20 @@ pub(crate) struct Doctor {
     /// Verify the security checklist of a production host; start no VM
     #[arg(long, conflicts_with = "can_run_linux")]
     production: bool,
+
+    /// Print the confinement in force for the process of a VM, by its API socket. Exit status 1 if a thread
+    /// lacks a part
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["can_run_linux", "production"])]
+    security: Option<PathBuf>,
 }
 
 impl Doctor {
     pub(crate) fn execute(self) -> Outcome {
+        if let Some(socket) = &self.security {
+            let report = security::examine(socket)?;
+            print(&report, self.json, security::table)?;
+            return Ok(if report.ok { Status::Success } else { Status::Error });
+        }
         if self.production {
             return self.verify_production();
         }

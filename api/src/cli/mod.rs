@@ -28,6 +28,7 @@ mod prewarm;
 mod restore;
 mod rewind;
 mod run;
+mod security;
 mod snapshot;
 mod snapshot_files;
 mod unpack;

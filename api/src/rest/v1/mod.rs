@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde_json::{Value, json};
+use volt_vmm::sandbox::{InForce, in_force};
 use volt_vmm::{MemoryUsage, RecordingSummary, RunState, VmConfig};
 
 use super::Api;
@@ -23,6 +24,7 @@ pub(super) fn routes() -> Router<Api> {
         .route("/v1/vm/record", put(end_recording))
         .route("/v1/vm/fork", post(fork::fork))
         .route("/v1/stop", put(stop))
+        .route("/v1/security", get(security))
 }
 
 /// Boots a VM. The body is a configuration file.
@@ -56,6 +58,11 @@ async fn rewind(State(api): State<Api>) -> Result<Json<Value>, Fault> {
 /// Ends the recording of touched pages, if it has not ended by itself, and describes the working set.
 async fn end_recording(State(api): State<Api>) -> Result<Json<RecordingSummary>, Fault> {
     api.call(|slot| slot.vm("end the recording")?.end_recording()).await.map(Json)
+}
+
+/// Describes the confinement of the process.
+async fn security() -> Json<InForce> {
+    Json(in_force())
 }
 
 /// Ends the VM and the process at once.
