@@ -16,6 +16,7 @@ pub mod faults;
 pub mod guest;
 pub mod held_syncs;
 pub mod host;
+pub mod injected;
 pub mod kvm_shim;
 pub mod launch;
 pub mod namespace;

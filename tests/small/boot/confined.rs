@@ -3,12 +3,13 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use volt_tests::{Boot, Guest, Scratch, needs};
+use volt_tests::injected::children_of;
+use volt_tests::{Boot, Guest, Outcome, Scratch, needs, wait_until};
 
 /// Returns a field of `/proc/PID/task/*/status` by thread (proc(5)).
-fn of_threads(guest: &Guest, field: &str) -> Vec<(String, String)> {
+fn of_threads(pid: u32, field: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
-    for task in fs::read_dir(format!("/proc/{}/task", guest.pid())).unwrap() {
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
         let value =
             |field: &str| status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
@@ -19,12 +20,19 @@ fn of_threads(guest: &Guest, field: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Returns the threads of the guest that have more filters than its threads that no filter confines. All have
-/// those of the harness.
-fn filtered(guest: &Guest) -> Vec<String> {
-    let threads = of_threads(guest, "Seccomp_filters"); // Linux 5.9
-    let fewest = threads.iter().map(|(_, filters)| filters.clone()).min().unwrap();
-    threads.into_iter().filter(|(_, filters)| *filters != fewest).map(|(name, _)| name).collect()
+/// Returns the threads of the guest that are filtered, and those that are not.
+fn filtered(guest: &Guest) -> (Vec<String>, Vec<String>) {
+    const FILTERS: &str = "Seccomp_filters"; // Linux 5.9
+    let threads = of_threads(guest.pid(), FILTERS);
+    // All have those of the harness. The starter has no others.
+    let children = children_of(guest.pid());
+    let starter = children.iter().filter(|(name, _)| name == "volt-starter");
+    let unfiltered = starter.flat_map(|(_, pid)| of_threads(pid.cast_unsigned(), FILTERS));
+    let fewest = threads.iter().cloned().chain(unfiltered).map(|(_, filters)| filters).min().unwrap();
+    let (filtered, others): (Vec<_>, Vec<_>) =
+        threads.into_iter().partition(|(_, filters)| *filters != fewest);
+    let names = |threads: Vec<(String, String)>| threads.into_iter().map(|(name, _)| name).collect();
+    (names(filtered), names(others))
 }
 
 /// Returns the soft and the hard limit of core files of a process (`/proc/PID/limits`).
@@ -45,22 +53,28 @@ fn filters_without(forbidden: &str) -> Value {
     let all = json!({"mismatch_action": "allow", "match_action": "trap", "filter": [{"syscall": "reboot"}]});
     let vcpu =
         json!({"mismatch_action": "allow", "match_action": "trap", "filter": [{"syscall": forbidden}]});
-    json!({"vcpu": vcpu, "device": all, "block": all, "starter": all, "pager": all, "opener": all})
+    let mut filters = json!({"vcpu": vcpu});
+    for kind in ["device", "block", "starter", "pager", "opener", "worker"] {
+        filters[kind] = all.clone();
+    }
+    filters
 }
 
 #[test]
-fn threads_that_a_guest_reaches_are_filtered_and_the_process_leaves_no_core() {
+fn all_threads_are_filtered_and_the_process_leaves_no_core() {
     needs!(kvm);
     let guest = running(&[]);
     let snapshot = guest.snapshot();
     let mut clone = snapshot.restore();
     clone.next_number("count");
     for (guest, first_vcpu) in [(&guest, "volt-vcpu0"), (&clone, "volt-vmm")] {
-        let filtered = filtered(guest);
-        for thread in [first_vcpu, "volt-vcpu1", "volt-devices"] {
+        // The first thread of a booted VM's process starts the VM, then confines itself and waits.
+        wait_until("all threads are filtered", || filtered(guest).1.is_empty());
+        let (filtered, _) = filtered(guest);
+        for thread in [first_vcpu, "volt-vcpu1", "volt-devices", "volt-api"] {
             assert!(filtered.iter().any(|name| name == thread), "{thread}: {filtered:?}");
         }
-        assert!(of_threads(guest, "NoNewPrivs").iter().all(|(_, set)| set == "1"));
+        assert!(of_threads(guest.pid(), "NoNewPrivs").iter().all(|(_, set)| set == "1"));
         assert_eq!(core_limit(guest.pid()), ["0", "0"]);
     }
 }
@@ -69,14 +83,41 @@ fn threads_that_a_guest_reaches_are_filtered_and_the_process_leaves_no_core() {
 fn options_leave_out_the_filters_or_the_whole_confinement() {
     needs!(kvm);
     let guest = running(&["--no-seccomp"]);
-    assert_eq!(filtered(&guest), [""; 0]);
+    assert_eq!(filtered(&guest).0, [""; 0]);
     assert_eq!(core_limit(guest.pid()), ["0", "0"]);
     let guest = running(&["--confine", "off"]);
-    assert_eq!(filtered(&guest), [""; 0]);
+    assert_eq!(filtered(&guest).0, [""; 0]);
     assert_eq!(core_limit(guest.pid()), core_limit(std::process::id()));
     let mut clone = guest.snapshot().restore_as(&["--no-seccomp"]);
     clone.next_number("count");
-    assert_eq!(filtered(&clone), [""; 0]);
+    assert_eq!(filtered(&clone).0, [""; 0]);
+}
+
+#[test]
+fn doctor_tells_the_confinement_in_force() {
+    needs!(kvm);
+    let security = |guest: &Guest| {
+        let outcome = Outcome::of(["doctor", "--security", guest.socket().to_str().unwrap(), "--json"]);
+        (outcome.status, serde_json::from_str::<Value>(&outcome.stdout).unwrap())
+    };
+    let guest = running(&[]);
+    let (status, report) = security(&guest);
+    assert_eq!((status, &report["ok"]), (0, &json!(true)), "{report}");
+    let names = |list: &str, field: &str| -> Vec<String> {
+        let entries = report[list].as_array().unwrap().iter();
+        entries.map(|entry| entry[field].as_str().unwrap().to_owned()).collect()
+    };
+    for thread in ["volt-vcpu0", "volt-devices", "volt-api", "volt-opener", "volt-starter"] {
+        assert!(names("threads", "name").iter().any(|name| name == thread), "{thread}: {report}");
+    }
+    for kind in ["vcpu", "starter", "worker"] {
+        assert!(names("kinds", "kind").iter().any(|name| name == kind), "{kind}: {report}");
+    }
+    for weaker in [&["--confine", "off"][..], &["--no-seccomp"]] {
+        let (status, report) = security(&running(weaker));
+        assert_eq!((status, &report["ok"]), (1, &json!(false)), "{weaker:?}: {report}");
+    }
+    Outcome::of(["doctor", "--security", "/no/such/socket"]).failed_with(&["/no/such/socket"]);
 }
 
 #[test]

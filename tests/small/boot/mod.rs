@@ -2,6 +2,7 @@
 
 mod confined;
 mod host_features;
+mod injected;
 mod jailed;
 mod pausing;
 mod silence;
