@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use volt_benches::scratch::Scratch;
-use volt_benches::stats::{Times, milliseconds, percentiles};
+use volt_benches::stats::{Times, more, percentiles};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, snapshots};
 
@@ -64,10 +64,7 @@ fn table(contenders: &[Contender]) -> Table {
         let mut cells = vec![name.clone(), times.len().to_string()];
         cells.extend(percentiles(times));
         if let Some(without) = without {
-            for percent in [0, 50] {
-                let more = times.percentile(percent).saturating_sub(without.percentile(percent));
-                cells.push(milliseconds(more));
-            }
+            cells.extend([0, 50].map(|percent| format!("{:.3}", more(times, without, percent))));
         }
         without = without.or(Some(times));
         table.row(cells);

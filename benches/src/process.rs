@@ -55,13 +55,40 @@ impl Running {
     pub fn timed(command: &mut Command) -> Result<(Self, Duration)> {
         let start = Instant::now();
         let mut running = Self::start(command)?;
-        let mut byte = [0];
-        let read = running.read(&mut byte);
+        let read = running.first_byte();
         let took = start.elapsed();
-        match read {
-            Ok(1) => Ok((running, took)),
-            _ => Err(format!("{} ended without a byte of output", command.get_program().display())),
+        read.map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+        Ok((running, took))
+    }
+
+    /// Waits for a byte of its output.
+    ///
+    /// # Errors
+    /// Its output ended before.
+    pub fn first_byte(&mut self) -> Result<()> {
+        match self.read(&mut [0]) {
+            Ok(1) => Ok(()),
+            _ => Err("the process ended without a byte of output".to_owned()),
         }
+    }
+
+    /// Its output, unless it was started without a pipe for it.
+    #[must_use]
+    pub fn output(&self) -> Option<&ChildStdout> {
+        self.0.stdout.as_ref()
+    }
+
+    /// Asks it to end (SIGTERM), so that it cleans up, and waits for its end.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    #[allow(unsafe_code)]
+    pub fn end(mut self) -> Result<()> {
+        // A process that is blocked because nobody reads its output could not end.
+        drop(self.0.stdout.take());
+        // SAFETY: sends a signal to a child that nobody has waited for.
+        unsafe { libc::kill(self.id().cast_signed(), libc::SIGTERM) };
+        self.0.wait().map(drop).or_say("wait for a process")
     }
 
     /// Its process id.

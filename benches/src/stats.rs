@@ -21,6 +21,12 @@ pub fn milliseconds(time: Duration) -> String {
     }
 }
 
+/// Difference of a percentile to that of other times, in milliseconds.
+#[must_use]
+pub fn more(times: &Times, than: &Times, percent: usize) -> f64 {
+    (times.percentile(percent).as_secs_f64() - than.percentile(percent).as_secs_f64()) * 1e3
+}
+
 /// A number of microseconds.
 #[must_use]
 pub fn micros(time: Duration) -> f64 {
@@ -49,5 +55,12 @@ mod tests {
         assert_eq!(texts, ["1.234", "12.3", "123"]);
         let times = (1..=100).map(Duration::from_millis).collect();
         assert_eq!(percentiles(&times), ["1.000", "50.0", "90.0", "99.0"]);
+    }
+
+    #[test]
+    fn difference_of_percentiles_has_a_sign() {
+        let [few, many] = [10, 30].map(|last| (1..=last).map(Duration::from_millis).collect::<Times>());
+        assert!((more(&many, &few, 50) - 10.0).abs() < 1e-9);
+        assert!((more(&few, &many, 50) + 10.0).abs() < 1e-9);
     }
 }
