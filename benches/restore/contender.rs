@@ -8,29 +8,47 @@ use std::time::Duration;
 
 use volt_benches::Result;
 use volt_benches::process::Running;
+use volt_benches::shuffle::shuffle;
 use volt_benches::stats::Times;
+
+use crate::worker::LoadRequest;
 
 /// A program that is run again and again.
 pub struct Contender {
     /// Its name in the table.
     pub name: String,
     command: Command,
-    /// Exec to first byte.
+    /// Exec to first byte, or request to first byte.
     pub times: Times,
     runs: usize,
     /// File that a killed process leaves, if it would be in the way of the next one.
     remains: Option<PathBuf>,
+    /// Loads a snapshot into the process, which waits for it.
+    request: Option<LoadRequest>,
+    /// Whether a process that is killed would leave something on the host.
+    is_asked_to_end: bool,
 }
 
 impl Contender {
     /// One that is run so often.
     pub fn new(name: &str, command: Command, runs: usize) -> Self {
-        Self { name: name.to_owned(), command, times: Times::default(), runs, remains: None }
+        let (name, times) = (name.to_owned(), Times::default());
+        Self { name, command, times, runs, remains: None, request: None, is_asked_to_end: false }
     }
 
     /// This one leaves a file behind when it is killed. The next does not find it.
     pub fn leaving(self, remains: PathBuf) -> Self {
         Self { remains: Some(remains), ..self }
+    }
+
+    /// This one waits, and loads a snapshot by a request. It is timed from that request.
+    pub fn loading(self, request: LoadRequest) -> Self {
+        Self { remains: Some(request.socket.clone()), request: Some(request), ..self }
+    }
+
+    /// This one is asked to end, so that it cleans up.
+    pub fn asked_to_end(self) -> Self {
+        Self { is_asked_to_end: true, ..self }
     }
 
     fn clean(&self) {
@@ -39,14 +57,26 @@ impl Contender {
 
     fn run(&mut self, pause: Duration) -> Result<()> {
         if self.times.len() < self.runs {
-            let (running, took) = Running::timed(&mut self.command)?;
+            let took = self.run_once()?;
             self.times.add(took);
-            drop(running);
-            self.clean();
             // The kernel finishes the end of a VM meanwhile, so that the next one does not pay for it.
             thread::sleep(pause);
         }
         Ok(())
+    }
+
+    fn run_once(&mut self) -> Result<Duration> {
+        let (running, took) = match &self.request {
+            Some(request) => request.timed(&mut self.command)?,
+            None => Running::timed(&mut self.command)?,
+        };
+        if self.is_asked_to_end {
+            running.end()?
+        } else {
+            drop(running)
+        }
+        self.clean();
+        Ok(took)
     }
 }
 
@@ -56,16 +86,17 @@ impl Contender {
 /// One of them fails.
 pub fn run_in_turn(contenders: &mut [Contender], pause: Duration) -> Result<()> {
     for contender in &mut *contenders {
-        // Once for the page cache.
-        drop(Running::timed(&mut contender.command)?);
-        contender.clean();
+        // Once for the page cache, and not counted.
+        contender.run_once()?;
     }
     let runs = contenders.iter().map(|contender| contender.runs).max().unwrap_or(0);
-    for run in 0..runs {
-        // Not always behind the same one.
-        let first = run % contenders.len();
-        for number in 0..contenders.len() {
-            let number = (first + number) % contenders.len();
+    let mut order: Vec<usize> = (0..contenders.len()).collect();
+    let half = order.len() / 2;
+    for _ in 0..runs {
+        // Not always behind the same one, whose end may still cost time.
+        shuffle(&mut order);
+        order.rotate_left(half);
+        for &number in &order {
             contenders[number].run(pause)?;
         }
     }

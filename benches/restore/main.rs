@@ -1,8 +1,10 @@
 //! How long a restore takes, beside its floor. See [`Options`].
 //!
 //! `subject` makes the snapshots, `digest` turns one into what the floor (`programs/floor.c`) takes,
-//! `whole`, `devices`, `generation`, `library` and `resident` measure, `report` writes it down.
+//! `whole`, `confinement`, `devices`, `generation`, `library` and `resident` measure, `report` prints tables.
+//! `contender` and `worker` run programs in turn.
 
+mod confinement;
 mod contender;
 mod devices;
 mod digest;
@@ -14,6 +16,7 @@ mod report;
 mod resident;
 mod subject;
 mod whole;
+mod worker;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -53,6 +56,12 @@ fn run(options: &Options) -> Result<()> {
         eprintln!("measuring the whole process");
         let qemu = qemu.as_ref().map(|saved| (options.qemu_runs, mib, saved));
         report.whole(&whole::measure(&subjects, &volt_vmm, &scratch, options.runs, qemu, pause)?);
+    }
+    if options.only.has(&Part::Confinement) {
+        // Before the parts with threads: it forks this process.
+        eprintln!("measuring what confinement costs");
+        let cost = confinement::measure(&subjects, &volt_vmm, &scratch, options.runs, pause)?;
+        report.confinement(&cost);
     }
     if options.only.has(&Part::Devices) {
         eprintln!("measuring what devices cost");

@@ -56,6 +56,7 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     Whole,
+    Confinement,
     Devices,
     Generation,
     Library,

@@ -5,6 +5,8 @@ use volt_benches::document::{Document, circumstances};
 use volt_benches::table::Table;
 use volt_benches::{Result, command_line};
 
+use crate::confinement::Cost;
+
 const DOCUMENT: &str = "docs/benchmarks.md";
 
 /// Text before the first measurement, on the page alone.
@@ -55,6 +57,30 @@ impl Report {
         self.say(&table.to_string());
         self.say("The medians over the size of memory, as a chart:\n");
         self.say(&chart.to_string());
+    }
+
+    /// Exec to first byte by confinement, and the parts of strict confinement.
+    pub fn confinement(&mut self, Cost { restores, targets, parts, refused }: &Cost) {
+        self.say(
+            "### Cost of confinement\n\nThe whole process again, 64 MiB, by its confinement; `--only \
+            confinement --memory 64` measures this alone. A restore with no option is confined by default \
+            too. It is faster because it does not use clap. The waiting processes were started with \
+            `--prewarm 64M`, and are confined before a client connects. Their times are from the connection \
+            to the API to the guest's first byte. Differences are those of the percentiles. The second row \
+            of `--confine off` shows their noise.\n",
+        );
+        self.say(&restores.to_string());
+        if !refused.is_empty() {
+            self.say(&format!("On this host, strict confinement is not complete: `{refused}`.\n"));
+        }
+        self.say("Targets. A difference below 0.05 ms counts as none.\n");
+        self.say(&targets.to_string());
+        self.say(
+            "Parts of strict confinement, each alone in a new process. A namespace is timed by its call of \
+            unshare(2), and that of users with the maps of user and group. A fork is timed until the child \
+            runs. It is a fork of this benchmark, which has little memory.\n",
+        );
+        self.say(&parts.to_string());
     }
 
     /// The same, with devices and without.
