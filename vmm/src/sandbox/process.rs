@@ -1,4 +1,5 @@
 //! Confinement of the whole process that needs no filter.
+#![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
@@ -24,12 +25,24 @@ pub(super) fn harden() -> Result<()> {
     if let Ok(file) = File::open(PAGEMAP_PATH) {
         let _ = PAGEMAP.set(file);
     }
+    // A service manager may have asked for it. Pages shared by content tell a neighbour what they hold. A
+    // kernel older than 6.4 does not know the call.
+    let _ = unset_memory_merge();
     rustix::thread::set_no_new_privs(true).map_err(refused("set no_new_privs"))?;
     // A kernel older than 4.3 has none.
     let _ = rustix::thread::clear_ambient_capability_set();
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(refused("make the process not dumpable"))?;
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     setrlimit(Resource::Core, none).map_err(refused("forbid core files"))
+}
+
+/// Takes the process's memory out of the search for pages of equal content (`PR_SET_MEMORY_MERGE`, KSM).
+fn unset_memory_merge() -> io::Result<()> {
+    // SAFETY: the call takes numbers.
+    match unsafe { libc::prctl(libc::PR_SET_MEMORY_MERGE, 0, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Opens the page map of this process.
