@@ -10,6 +10,9 @@ use rustix::io::{Errno, retry_on_intr};
 
 /// Bytes copied at once.
 const STEP: usize = 1 << 20;
+/// Bytes read and written at once. The heap would map a larger buffer anew for each step, and its page faults
+/// add a third to the time of a copy.
+const BUFFER: usize = 64 << 10;
 
 /// Makes an empty file a reflink copy of another. Returns whether the file system can.
 pub fn share(from: &File, to: &File) -> bool {
@@ -135,9 +138,9 @@ fn bytes(from: &File, to: &File, Range { start, end }: Range<u64>) -> io::Result
             Err(errno) => return Err(errno.into()),
         }
     }
-    let mut buffer = vec![0; ((end - read) as usize).min(STEP)];
+    let mut buffer = vec![0; ((end - read) as usize).min(BUFFER)];
     while read < end {
-        let step = &mut buffer[..((end - read) as usize).min(STEP)];
+        let step = &mut buffer[..((end - read) as usize).min(BUFFER)];
         from.read_exact_at(step, read)?;
         to.write_all_at(step, read)?;
         read += step.len() as u64;
