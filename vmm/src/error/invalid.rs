@@ -198,6 +198,11 @@ pub enum Invalid {
          them"
     )]
     PagerWithUnpack,
+    /// A pager for memory that is to be shared with no other VM.
+    #[error(
+        "isolate_base gives this VM a base of its own, but a pager shares one between VMs; give one of them"
+    )]
+    PagerWithIsolation,
     /// Trimming without statistics of the balloon.
     #[error("trimming needs the balloon's statistics, which tell how much memory the guest can spare")]
     NoStatistics,

@@ -97,6 +97,19 @@ impl Leases {
         Ok(Self { files: files.collect::<io::Result<_>>()?, held: OnceLock::new() })
     }
 
+    /// Path of the first file whose size or time of change is not what it was when it was opened.
+    ///
+    /// # Errors
+    /// The host cannot tell the state of one.
+    pub fn changed(&self) -> io::Result<Option<PathBuf>> {
+        for (file, opened) in &self.files {
+            if Content::of(file)? != *opened {
+                return Ok(Some(name_of(file)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Subscribes to changes by taking the leases. Calls `act` with the reason, on another thread or at once,
     /// if a file is about to change or has changed. When `act` returns, no VM may depend on the file.
     pub fn subscribe(&self, act: impl Fn(&str) + Clone + Send + 'static) -> Vec<LeaseListener> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::config::VmConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 use crate::kvm;
 use crate::kvm::cpuid;
 use crate::kvm::host;
@@ -35,6 +35,7 @@ use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, SnapshotMemory, 
 use crate::snapshot::opened::relative;
 use crate::snapshot::opened::relative::{Digests, OpenedMemory};
 use crate::snapshot::opened::state::read_manifest;
+use crate::snapshot::restore::isolated::MemoryOfRestore;
 use crate::snapshot::restore::options::RestoreOptions;
 use crate::snapshot::restore::record::{RecordUntil, Recording, TouchLog};
 use crate::store::Store;
@@ -240,6 +241,7 @@ impl Snapshot {
     }
 
     /// Number of chunks of packed memory fetched so far, each once, on touch or ahead ([`Unpack::OnTouch`]).
+    /// VMs with a base of their own are not counted ([`RestoreOptions::isolate_base`]).
     #[must_use]
     pub fn chunks_fetched(&self) -> u64 {
         self.memory.chunks_fetched()
@@ -262,11 +264,12 @@ impl Snapshot {
         options.overrides.clone().apply(&mut config.devices)?;
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
+        let MemoryOfRestore { memory, over, files } = self.memory_for(&options, unpack)?;
         let mut layers =
             layers::create_restore_layers(&self.layers, &mut config.devices, &placed, &options.progress)?;
         let backing = match &notes {
-            Some(notes) => self.noting(&options.unpack, notes)?,
-            None => self.memory.backing(unpack, self.over.clone(), &options.progress)?,
+            Some(notes) => self.noting(&memory, over.clone(), &options.unpack, notes)?,
+            None => memory.backing(unpack, over.clone(), &options.progress)?,
         };
         let shape = VmShape { logs_writes: options.rewindable, ..VmShape::of(&config) };
         let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
@@ -286,9 +289,9 @@ impl Snapshot {
         let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
         layers.close_unnamed();
         // Touches of a recorded VM's children are not recorded.
-        let lazy = LazyMemory::of(&self.memory, unpack).filter(|_| recording.is_none());
+        let lazy = LazyMemory::of(&memory, unpack).filter(|_| recording.is_none());
         // A recorded VM has no overlay: its source of pages includes the diff's.
-        let over = self.over.clone().filter(|_| recording.is_none());
+        let over = over.filter(|_| recording.is_none());
         let lineage = self.lineage.clone().map(|lineage| match (&recording, &self.over) {
             (Some(_), Some(over)) => {
                 Lineage { may_differ: PagesToCapture::NotBase(Some(Arc::clone(&over.pages))), ..lineage }
@@ -301,7 +304,7 @@ impl Snapshot {
             lazy,
             over,
             changed: options.rewindable.then(|| PageSet::none(shape.memory_bytes)),
-            files: Arc::clone(&self.files),
+            files,
             listeners: Vec::new(),
         };
         let history = History { lineage, origin: Some(origin) };
@@ -321,15 +324,32 @@ impl Snapshot {
         Ok(set.filter(|_| options.record.is_none() && !is_there).map(|set| Plan { set, over }))
     }
 
+    /// The memory for a VM: this snapshot's, or a copy.
+    fn memory_for(&self, options: &RestoreOptions, unpack: &Unpack) -> Result<MemoryOfRestore> {
+        let (memory, over, files) = (Arc::clone(&self.memory), self.over.clone(), Arc::clone(&self.files));
+        let shared = MemoryOfRestore { memory, over, files };
+        match (options.isolate_base, unpack) {
+            (false, _) => Ok(shared),
+            (true, Unpack::ByPager(_)) => Err(Error::config("pager", Invalid::PagerWithIsolation)),
+            (true, _) => shared.isolated(self.metadata.memory_bytes, &options.progress),
+        }
+    }
+
     /// Memory of a VM's own that records touches.
-    fn noting(&self, unpack: &Unpack, notes: &Arc<TouchLog>) -> Result<Backing> {
+    fn noting(
+        &self,
+        memory: &SnapshotMemory,
+        over: Option<OverlayPages>,
+        unpack: &Unpack,
+        notes: &Arc<TouchLog>,
+    ) -> Result<Backing> {
         if *unpack != Unpack::OnTouch {
             let problem = "a recording fills guest memory page by page in this process, which excludes a \
                            shared pager and unpacking all memory before the start; leave out the recording \
                            or the other option";
             return Err(Error::config("record", problem));
         }
-        let source = ComposedMemory::of(&self.memory, self.metadata.memory_bytes, self.over.clone());
+        let source = ComposedMemory::of(memory, self.metadata.memory_bytes, over);
         let noted = Arc::clone(notes);
         let service = Service::noting(Box::new(source), Box::new(move |page| noted.touched(page)))?;
         Ok(Backing::Lazy { handler: Arc::new(service), pages: None })

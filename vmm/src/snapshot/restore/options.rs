@@ -35,14 +35,20 @@ pub struct RestoreOptions {
     pub pool: Option<Arc<Pool>>,
     /// How packed memory is filled.
     pub unpack: Unpack,
+    /// Gives the VM a base of its own, so that it shares no page of the snapshot's memory with other VMs. Raw
+    /// memory and the pages of a diff are copied before the guest runs. Packed memory is unpacked as `unpack`
+    /// says, but not by a pager. The copy takes as much memory as the snapshot has data. Disks are shared as
+    /// before, and so is the memory with the VM's own forks.
+    pub isolate_base: bool,
     /// Whether the working set that an earlier restore recorded, if any, is read ahead in the background.
     pub prefetch: bool,
     /// Records the pages that the guest touches, in order, until this event, and keeps them beside the
     /// snapshot in place of an earlier recording. Memory is then filled page by page and nothing is read
     /// ahead, so the VM is slow and stays so.
     pub record: Option<RecordUntil>,
-    /// Counts bytes of packed memory unpacked before the VM runs ([`Unpack::AtOnce`]), and of layers copied
-    /// to paths for a fork's child. Cancelling leaves no VM.
+    /// Counts bytes of packed memory unpacked before the VM runs ([`Unpack::AtOnce`]), of memory copied for
+    /// [`RestoreOptions::isolate_base`], and of layers copied to paths for a fork's child. Cancelling leaves
+    /// no VM.
     pub progress: Progress,
 }
 
@@ -59,6 +65,7 @@ impl Default for RestoreOptions {
             clock: ClockMode::default(),
             pool: None,
             unpack: Unpack::default(),
+            isolate_base: false,
             prefetch: true,
             record: None,
             progress: Progress::default(),
@@ -95,6 +102,12 @@ impl RestoreOptions {
     #[must_use]
     pub fn unpack(self, unpack: Unpack) -> Self {
         Self { unpack, ..self }
+    }
+
+    /// Gives the VM a base of its own, which it shares with no other VM.
+    #[must_use]
+    pub fn isolate_base(self, isolate_base: bool) -> Self {
+        Self { isolate_base, ..self }
     }
 
     /// Records the pages that the guest touches until the event.
