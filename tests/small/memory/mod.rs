@@ -1,6 +1,7 @@
-//! Guest memory that is filled on access: in the process, by a shared pager, and damaged.
+//! Guest memory: filled on access in the process or by a shared pager, copied for one VM, and damaged.
 
 mod changed_memory;
+mod isolated;
 mod large_base;
 mod lazy;
 mod lazy_forks;

@@ -94,6 +94,7 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         .overrides(overrides)
         .allowed(request.allow_paths)
         .unpack(unpack)
+        .isolate_base(request.isolate_base)
         .prefetch(request.prefetch)
         .record(request.record)
         .clock(request.clock)

@@ -98,6 +98,9 @@ pub(crate) struct LoadSnapshot {
     pub(crate) unpack: bool,
     /// volt-vmm's own: has a pager unpack it, which VMs of one snapshot share.
     pub(crate) pager: Option<SharedPager>,
+    /// volt-vmm's own: gives the VM a base of its own.
+    #[serde(default)]
+    pub(crate) isolate_base: bool,
     /// volt-vmm's own: records the pages that the guest touches first, until this event.
     pub(crate) record: Option<RecordUntil>,
     /// volt-vmm's own: reads recorded pages ahead.
