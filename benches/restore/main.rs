@@ -1,8 +1,8 @@
 //! How long a restore takes, beside its floor. See [`Options`].
 //!
 //! `subject` makes the snapshots, `digest` turns one into what the floor (`programs/floor.c`) takes,
-//! `whole`, `confinement`, `devices`, `generation`, `library` and `resident` measure, `report` prints tables.
-//! `contender` and `worker` run programs in turn.
+//! `whole`, `confinement`, `devices`, `generation`, `isolation`, `library` and `resident` measure, `report`
+//! prints tables. `contender` and `worker` run programs in turn.
 
 mod confinement;
 mod contender;
@@ -10,6 +10,7 @@ mod devices;
 mod digest;
 mod floor;
 mod generation;
+mod isolation;
 mod library;
 mod options;
 mod report;
@@ -70,6 +71,10 @@ fn run(options: &Options) -> Result<()> {
     if options.only.has(&Part::Generation) {
         eprintln!("measuring what a new generation costs");
         report.generation(&generation::measure(&volt_vmm, &scratch, options.runs, pause)?);
+    }
+    if options.only.has(&Part::Isolation) {
+        eprintln!("measuring what a base of a VM's own costs");
+        report.isolation(&isolation::measure(&volt_vmm, &scratch, options.runs, pause)?);
     }
     if options.only.has(&Part::Library) {
         eprintln!("measuring the library");

@@ -59,6 +59,7 @@ pub enum Part {
     Confinement,
     Devices,
     Generation,
+    Isolation,
     Library,
     Resident,
 }

@@ -107,6 +107,15 @@ impl Report {
         self.say(&table.to_string());
     }
 
+    /// A base that clones share, and one of a VM's own.
+    pub fn isolation(&mut self, table: &Table) {
+        self.say(
+            "### Cost of a base of a VM's own\n\nThe whole process again, on raw memory without holes in \
+             the page cache: shared with other clones, and copied for the VM by `--isolate-base`.\n",
+        );
+        self.say(&table.to_string());
+    }
+
     /// Call to first byte, and the steps.
     pub fn library(&mut self, (totals, chart): &(Table, Chart), details: &[(u64, Table)]) {
         self.say(
