@@ -114,6 +114,21 @@ mod tests {
         assert_eq!(listed, CHECKS.map(|(name, _)| name));
     }
 
+    /// The last column of the table of side channels.
+    #[test]
+    fn threat_model_names_lines_of_the_checklist() {
+        let page = include_str!("../../../docs/threat-model.md");
+        let section = page.split("\n## Side channels\n").nth(1).unwrap().split("\n## ").next().unwrap();
+        let rows = section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---"));
+        let columns = rows.skip(1).filter_map(|row| row.trim_end_matches('|').rsplit('|').next());
+        let named: Vec<_> = columns.flat_map(|names| names.split(',')).map(str::trim).collect();
+        let named: Vec<_> = named.into_iter().filter(|name| !name.is_empty()).collect();
+        assert!(named.contains(&"SMT") && named.len() >= 4, "{named:?}");
+        for name in named {
+            assert!(CHECKS.iter().any(|(check, _)| *check == name), "{name} is no line of the checklist");
+        }
+    }
+
     #[test]
     fn host_without_files_passes_no_check_that_reads_them() {
         let empty = crate::testing::ScratchDir::new();
