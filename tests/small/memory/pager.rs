@@ -179,6 +179,22 @@ fn killed_pager_is_replaced_and_no_page_is_wrong() {
     }
 }
 
+/// The guest's own process has started no pager until then.
+#[test]
+fn killed_pager_that_another_process_started_is_replaced() {
+    needs!(kvm, page_faults);
+    let shared = Shared::of(32);
+    let first = shared.restore(&[]);
+    let mut second = shared.restore(&[]);
+    counts(&mut second, 1);
+    let killed = shared.pager();
+    drop(first);
+    shared.kill_pager();
+    counts(&mut second, 5);
+    wait_until("there is another pager", || shared.pagers().iter().any(|pager| *pager != killed));
+    goes_on(&mut second);
+}
+
 #[test]
 fn guest_without_a_pager_ends_with_an_error() {
     needs!(kvm, page_faults);

@@ -82,6 +82,8 @@ impl Pager {
         let place = PagerPlace::of(&pack, &options.directory, options.group.as_deref())?;
         let (options, base) = (options.clone(), OnceLock::new());
         let target = Target { options, place, pack, name, memory_len, base, started: Mutex::default() };
+        // A pager that another process started may have to be replaced while the guest runs.
+        target.program().allow();
         let deadline = target.deadline();
         let socket = Arc::new(target.reach(deadline)?);
         let connection =

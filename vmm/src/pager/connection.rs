@@ -61,6 +61,16 @@ pub(super) struct Target {
 }
 
 impl Target {
+    /// The program of a pager, without its streams.
+    pub(super) fn program(&self) -> Program {
+        Program::new(&self.options.program)
+            .arguments(["pager", "--pack-on-stdin", "--name"])
+            .argument(&self.name)
+            .argument("--pager-dir")
+            .argument(&self.options.directory)
+            .arguments(self.options.group.iter().flat_map(|group| ["--pager-group", group]))
+    }
+
     /// End of a wait that starts now.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.options.patience
@@ -186,14 +196,8 @@ impl Target {
         let pack = self.pack.try_clone().map_err(failed)?;
         // For its reason if it cannot start. It closes the pipe once it listens.
         let (complaint, stderr) = io::pipe().map_err(failed)?;
-        let pager = Program::new(&self.options.program)
-            .arguments(["pager", "--pack-on-stdin", "--name"])
-            .argument(&self.name)
-            .argument("--pager-dir")
-            .argument(&self.options.directory)
-            .arguments(self.options.group.iter().flat_map(|group| ["--pager-group", group]));
         let (stdin, stderr) = (Stream::File(pack.into()), Stream::File(stderr.into()));
-        let process = Program { stdin, stderr, ..pager }.start().map_err(failed)?;
+        let process = Program { stdin, stderr, ..self.program() }.start().map_err(failed)?;
         lock(&self.started).push(StartedPager { process, complaint });
         Ok(())
     }

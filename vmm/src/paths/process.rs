@@ -26,9 +26,14 @@ impl Program {
             let (pid, handle) = opener::start_program(start, &beside)?;
             return Process::of(pid, Some(handle));
         }
-        opener::allow_program(AllowedProgram::of(&self));
+        self.allow();
         let child = command(self).spawn()?;
         Process::of(child.id(), None)
+    }
+
+    /// Allows it, with this first argument, also after the guest runs, if the process is confined.
+    pub fn allow(&self) {
+        opener::allow_program(AllowedProgram::of(self));
     }
 }
 
