@@ -125,6 +125,9 @@ impl Drawn {
     }
 }
 
+/// Pairs of clones of which one at least draws equal numbers without the device.
+const PAIRS: u32 = 5;
+
 /// The numbers of two clones that drew from one snapshot on.
 struct Pair {
     what: String,
@@ -159,8 +162,9 @@ impl Pair {
 fn clones_without_the_device_draw_equal_numbers() {
     needs!(linux);
     for vcpus in [1, 4] {
-        let pair = Pair::of(vcpus, "off");
-        assert!(pair.window() > 0, "{}: the clones differ from the start", pair.what);
+        // An interrupt may come to one of two clones first, and reseed it.
+        let found = (0..PAIRS).any(|_| Pair::of(vcpus, "off").window() > 0);
+        assert!(found, "{vcpus} vCPUs: the clones of {PAIRS} pairs differ from the start");
     }
 }
 
