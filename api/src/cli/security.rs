@@ -13,6 +13,8 @@ use crate::failure::Failure;
 
 /// The process that has no filter, because the programs that it starts would inherit it.
 const STARTER: &str = "volt-starter";
+/// The process that waits for that of a VM with `--confine strict`.
+const KEEPER: &str = "volt-keeper";
 /// Processes beside that of a VM.
 const BESIDE: [&str; 2] = ["volt-opener", STARTER];
 
@@ -60,10 +62,11 @@ pub(crate) struct SecurityReport {
 /// No process serves it, or `/proc` does not tell its threads.
 pub(crate) fn examine(socket: &Path) -> Result<SecurityReport, Failure> {
     let own: OwnReport = client::get(socket, "/v1/security")?;
-    let pid = client::process_of(socket)?;
+    let processes = processes();
+    let pid = of_vm(&processes, client::process_of(socket)?);
     let failed = |source| Failure::system(format!("read the threads of process {pid}"), source);
     let mut threads = threads_of(pid).map_err(failed)?;
-    for beside in beside(pid) {
+    for beside in beside(&processes, pid) {
         // It may end meanwhile.
         threads.extend(threads_of(beside).unwrap_or_default());
     }
@@ -105,22 +108,44 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// Finds the opener and the starter of a process: its children, or its siblings if it runs in a namespace for
-/// processes of its own.
-fn beside(pid: i32) -> Vec<i32> {
-    let status = |pid: &str| fs::read_to_string(format!("/proc/{pid}/status")).ok();
-    let of_vm = status(&pid.to_string()).unwrap_or_default();
-    let parents = [Some(pid.to_string()), field(&of_vm, "PPid").map(str::to_owned)];
-    let is_beside = |name: &str| {
-        let found = status(name).unwrap_or_default();
-        let parent = field(&found, "PPid").map(str::to_owned);
-        parent.is_some()
-            && parents.contains(&parent)
-            && field(&found, "Name").is_some_and(|name| BESIDE.contains(&name))
-    };
+/// A process, by `/proc/PID/status`.
+#[derive(Debug)]
+struct Process {
+    pid: i32,
+    parent: i32,
+    name: String,
+}
+
+/// Reads the processes that there are.
+fn processes() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| is_beside(name)).filter_map(|name| name.parse().ok()).collect()
+    let of = |entry: fs::DirEntry| {
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let number = |name| field(&status, name)?.parse().ok();
+        Some(Process {
+            pid: number("Pid")?,
+            parent: number("PPid")?,
+            name: field(&status, "Name")?.to_owned(),
+        })
+    };
+    entries.filter_map(of).collect()
+}
+
+/// Returns the process of the VM: the child of `listening` if that is a keeper.
+fn of_vm(processes: &[Process], listening: i32) -> i32 {
+    let is_keeper = |process: &&Process| process.pid == listening && process.name == KEEPER;
+    let is_kept = |process: &&Process| process.parent == listening && !BESIDE.contains(&&*process.name);
+    let kept = processes.iter().find(is_keeper).and_then(|_| processes.iter().find(is_kept));
+    kept.map_or(listening, |kept| kept.pid)
+}
+
+/// Finds the opener and the starter of a process: its children, or its siblings if it has a keeper.
+fn beside(processes: &[Process], pid: i32) -> Vec<i32> {
+    let parent = processes.iter().find(|process| process.pid == pid).map(|process| process.parent);
+    let is_beside = |process: &&Process| {
+        BESIDE.contains(&&*process.name) && (process.parent == pid || Some(process.parent) == parent)
+    };
+    processes.iter().filter(is_beside).map(|process| process.pid).collect()
 }
 
 /// Writes the report as text.
@@ -176,6 +201,22 @@ mod tests {
     fn own_threads_are_found() {
         let pid = std::process::id().cast_signed();
         assert!(threads_of(pid).unwrap().iter().any(|thread| thread.tid == pid));
-        assert!(beside(pid).is_empty());
+        assert!(beside(&processes(), pid).is_empty());
+    }
+
+    #[test]
+    fn processes_of_a_vm_are_found_with_and_without_a_keeper() {
+        let process = |pid, parent, name: &str| Process { pid, parent, name: name.to_owned() };
+        let alone = [process(7, 1, "volt-vmm"), process(8, 7, "volt-opener"), process(9, 7, STARTER)];
+        assert_eq!((of_vm(&alone, 7), beside(&alone, 7)), (7, vec![8, 9]));
+        let kept = [
+            process(7, 1, KEEPER),
+            process(8, 7, "volt-opener"),
+            process(9, 7, STARTER),
+            process(10, 7, "volt-vmm"),
+        ];
+        assert_eq!((of_vm(&kept, 7), beside(&kept, 10)), (10, vec![8, 9]));
+        let others = [process(7, 1, "volt-vmm"), process(8, 6, "volt-opener")];
+        assert_eq!(beside(&others, 7), [0; 0]);
     }
 }

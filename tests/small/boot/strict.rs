@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use rustix::process::Signal;
-use volt_tests::{Boot, Guest, needs, wait_until};
+use volt_tests::{Boot, Guest, Outcome, needs, wait_until};
 
 /// Kinds of namespaces, as in `/proc/PID/ns`.
 const KINDS: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
@@ -46,6 +46,9 @@ fn strict_process_has_namespaces_of_its_own_and_no_capability() {
     needs!(kvm, root);
     let guest = strict(&["--rng"]);
     assert_isolated(&guest);
+    let outcome = Outcome::of(["doctor", "--security", guest.socket().to_str().unwrap(), "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(report["pid"], vm_of(&guest), "{report}");
     let snapshot = guest.snapshot();
     let mut clone = snapshot.restore_as(&["--confine", "strict"]);
     clone.next_number("count");
