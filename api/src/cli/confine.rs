@@ -22,7 +22,7 @@ pub(crate) struct ConfineArgs {
     no_seccomp: bool,
 
     /// Use the filters in this file in place of the built-in ones: JSON of seccompiler, with an entry for
-    /// each kind of thread (vcpu, device, block, starter, pager, opener)
+    /// each kind of thread (vcpu, device, block, starter, pager, opener, worker)
     #[arg(long, value_name = "FILE", conflicts_with = "no_seccomp")]
     seccomp_filter: Option<PathBuf>,
 

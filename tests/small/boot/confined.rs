@@ -69,7 +69,10 @@ fn all_threads_are_filtered_and_the_process_leaves_no_core() {
     clone.next_number("count");
     for (guest, first_vcpu) in [(&guest, "volt-vcpu0"), (&clone, "volt-vmm")] {
         // The first thread of a booted VM's process starts the VM, then confines itself and waits.
-        wait_until("all threads are filtered", || filtered(guest).1.is_empty());
+        wait_until("all threads are filtered, the last to start too", || {
+            let (filtered, others) = filtered(guest);
+            others.is_empty() && filtered.iter().any(|name| name == "volt-api")
+        });
         let (filtered, _) = filtered(guest);
         for thread in [first_vcpu, "volt-vcpu1", "volt-devices", "volt-api"] {
             assert!(filtered.iter().any(|name| name == thread), "{thread}: {filtered:?}");

@@ -174,7 +174,12 @@ fn daemon_in_a_pid_namespace_serves_its_api_and_its_pid_file_names_it() {
         let (code, body) = rest::ask(&socket, "PUT", path, body);
         assert_eq!(code, 204, "{path}: {body}");
     }
-    assert!(rest::ask(&socket, "GET", "/", "").1.contains("\"state\":\"Running\""));
+    let is_running = || rest::ask(&socket, "GET", "/", "").1.contains("\"state\":\"Running\"");
+    assert!(is_running());
+    // The jail has no /proc.
+    let (code, body) = rest::ask(&socket, "PUT", "/snapshot/create", r#"{"snapshot_path":"/run/snapshot"}"#);
+    assert!(code == 400 && body.contains("/proc/self/pagemap"), "{code} {body}");
+    assert!(is_running() && !jails.root().join("run/snapshot").exists());
 }
 
 #[test]

@@ -52,9 +52,14 @@ fn make(directory: Option<BorrowedFd<'_>>, path: &Path, call: PathCall) -> io::R
     opener::make(Some(beside), rest, call)
 }
 
-/// Splits `/proc/self/fd/N/REST`.
+/// Splits `/proc/self/fd/N/REST`, or another name of it.
 fn own_descriptor(path: &Path) -> Option<(i32, &Path)> {
-    let text = path.as_os_str().as_bytes().strip_prefix(b"/proc/self/fd/")?;
+    let streams = ["/dev/stdin", "/dev/stdout", "/dev/stderr"];
+    if let Some(number) = (0..).zip(streams).find_map(|(number, stream)| (path == stream).then_some(number)) {
+        return Some((number, Path::new("")));
+    }
+    let text = path.as_os_str().as_bytes();
+    let text = text.strip_prefix(b"/proc/self/fd/").or_else(|| text.strip_prefix(b"/dev/fd/"))?;
     let end = text.iter().position(|byte| *byte == b'/').unwrap_or(text.len());
     let number = std::str::from_utf8(&text[..end]).ok()?.parse().ok()?;
     let rest = text[end..].strip_prefix(b"/").unwrap_or_default();

@@ -160,6 +160,9 @@ pub fn confine(confinement: &Confinement) -> Result<()> {
     CONFINED.set(Confined { filters, one_vm: *one_vm }).map_err(|_| {
         Error::host("confine the process again", std::io::Error::from(std::io::ErrorKind::AlreadyExists))
     })?;
+    // rustix finds the vDSO at its first use of a clock. Before Linux 6.4 it opens /proc/self/auxv for that,
+    // which a confined thread may not.
+    let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     // In this order: the opener stays in the host's namespaces, and a user namespace is entered by a process
     // that is dumpable.
     if *opener {
@@ -193,8 +196,10 @@ pub(crate) fn confine_new_thread(parent: Option<ThreadKind>, kind: ThreadKind) {
     confine_this_thread(kind);
 }
 
-/// Notes that this new thread inherited its confinement from a thread of kind `parent`, which started it.
+/// Notes that this new thread inherited its confinement from a thread of kind `parent`, which started it, if
+/// the process is confined.
 pub fn inherit(parent: Option<ThreadKind>) {
+    let parent = parent.filter(|_| CONFINED.get().is_some());
     KIND.set(parent);
     if parent.is_some() {
         paths::ask_from_now_on();

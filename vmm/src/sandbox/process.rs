@@ -48,7 +48,15 @@ fn unset_memory_merge() -> io::Result<()> {
 /// Opens the page map of this process.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel refuses; or the thread is confined, and the page map could not be opened before.
 pub(crate) fn pagemap() -> io::Result<File> {
-    PAGEMAP.get().map_or_else(|| File::open(PAGEMAP_PATH), File::try_clone)
+    match (PAGEMAP.get(), super::kind_of_this_thread()) {
+        (Some(file), _) => file.try_clone(),
+        (None, None) => File::open(PAGEMAP_PATH),
+        (None, Some(_)) => {
+            let problem = "it could not be opened when this process was confined; mount /proc where the \
+                           process runs, or leave it unconfined";
+            Err(io::Error::new(io::ErrorKind::NotFound, problem))
+        }
+    }
 }
