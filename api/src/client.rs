@@ -4,13 +4,14 @@
 //! only to volt-vmm's server, which states the length of a response and closes the connection after one
 //! request.
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::net::sockopt::socket_peercred;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use volt_vmm::internal::peer_of;
 
 use crate::cures;
 use crate::failure::Failure;
@@ -65,10 +66,10 @@ fn decode<T: DeserializeOwned>(
 /// # Errors
 /// As [`put`].
 pub(crate) fn process_of(socket: &Path) -> Result<i32, Failure> {
-    let peer = socket_peercred(connect(socket)?);
-    let peer =
-        peer.map_err(|errno| Failure::socket(socket, format!("cannot tell who serves it: {errno}")))?;
-    Ok(peer.pid.as_raw_nonzero().get())
+    let unknown = |why: &dyn Display| Failure::socket(socket, format!("cannot tell who serves it: {why}"));
+    let peer = peer_of(connect(socket)?).map_err(|error| unknown(&error))?;
+    let process = peer.process.and_then(|process| process.try_into().ok());
+    process.ok_or_else(|| unknown(&"its process is outside this pid namespace"))
 }
 
 /// Sends a request and returns the body of the response.

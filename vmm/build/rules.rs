@@ -235,6 +235,8 @@ static OPENER: &[Rule] = &[
     call(SYS_openat),
     call(SYS_openat2),
     call(SYS_newfstatat),
+    call(SYS_stat),
+    call(SYS_lstat),
     call(SYS_statx),
     call(SYS_readlink),
     call(SYS_readlinkat),
@@ -253,7 +255,12 @@ static OPENER: &[Rule] = &[
     call(SYS_connect),
     call(SYS_bind),
     call(SYS_listen),
+    call(SYS_fchmod),
     call(SYS_getsockopt),
+    // The Landlock domain of its bounds.
+    call(SYS_landlock_create_ruleset),
+    call(SYS_landlock_add_rule),
+    call(SYS_landlock_restrict_self),
     only(SYS_setsockopt, &[&[is(1, SOL_SOCKET as u32), is(2, SO_REUSEADDR as u32)]]),
     only(SYS_ioctl, &[&[is(1, FIONBIO as u32)]]),
 ];
@@ -347,6 +354,8 @@ static WORKER: &[Rule] = &[
     call(SYS_mlock2),
     call(SYS_pipe2),
     call(SYS_socketpair),
+    // At a socket that the opener bound.
+    call(SYS_listen),
     call(SYS_getsockopt),
     call(SYS_setsockopt),
     call(SYS_getsockname),

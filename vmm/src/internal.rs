@@ -4,8 +4,8 @@
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
 pub use crate::sandbox::inherit as inherit_confinement;
-pub use crate::snapshot::opened::grant::key::directory as key_directory;
-pub use crate::sockets::lock_directory_of;
+pub use crate::snapshot::opened::grant::key::{directory as key_directory, ensure as make_snapshot_key};
+pub use crate::sockets::peer_of;
 pub use crate::store::dir::random_hex;
 pub use crate::threads::spawn as spawn_thread;
 
@@ -19,8 +19,8 @@ pub mod isolation {
 /// System calls with paths, and other programs, for confined threads too.
 pub mod paths {
     pub use crate::paths::process::Process;
-    pub use crate::paths::program::{FORKED, OWN_PROGRAM, Program, Stream};
-    pub use crate::paths::{metadata_of_link, open, remove_file};
+    pub use crate::paths::program::{OWN_PROGRAM, Program, Stream};
+    pub use crate::paths::{absolute, listen, metadata_of_link, open, remove_file};
 }
 
 /// Resources of the host that two VMs cannot have at once.

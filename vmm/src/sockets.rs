@@ -3,10 +3,11 @@
 //! [`lock_directory_of`] is mutual exclusion for the sockets of a directory. A socket refuses connections if
 //! a dead process left it, and also between bind and listen. Two processes that replace a dead socket at once
 //! could remove each other's, so each locks the directory while it removes, binds and listens.
+#![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -14,8 +15,8 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
-use rustix::net::sockopt::socket_peercred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
 
 use crate::holders;
 
@@ -33,7 +34,7 @@ pub fn lock_directory_of(path: &Path) -> Option<File> {
     for _ in 0..ATTEMPTS {
         match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Some(directory.into()),
-            Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(RETRY_INTERVAL),
+            Err(Errno::WOULDBLOCK) => thread::sleep(RETRY_INTERVAL),
             Err(_) => return None,
         }
     }
@@ -41,30 +42,45 @@ pub fn lock_directory_of(path: &Path) -> Option<File> {
     None
 }
 
-/// Listens at `path`, or at its name in `directory`, in place of a socket that a dead process left. Returns
-/// the device and inode of the socket's file, too.
+/// Listens at `path`, or at its name in `directory`, in place of a socket that a dead process left. A private
+/// one has mode 0600. Returns the device and inode of the socket's file, too.
 ///
 /// # Errors
 /// Another process listens there, the file is not a socket, or the host refuses.
 pub(crate) fn listen(
     directory: Option<BorrowedFd<'_>>,
     path: &Path,
+    is_private: bool,
 ) -> io::Result<(UnixListener, (u64, u64))> {
     let on_host = in_directory(directory, path);
+    let address = SocketAddrUnix::new(&on_host)?;
+    let socket = stream_socket()?;
+    if is_private {
+        // The file gets the mode that the socket has when it is bound, so it is never open to others.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    }
     let _lock = lock_directory_of(&on_host);
-    let socket = match UnixListener::bind(&on_host) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+    match bind(&socket, &address) {
+        Err(Errno::ADDRINUSE) => {
             remove_if_stale(directory, path, &on_host)?;
-            UnixListener::bind(&on_host)
+            bind(&socket, &address)?;
         }
-        bound => bound,
-    }?;
-    let found = socket.set_nonblocking(true).and_then(|()| std::fs::symlink_metadata(&on_host));
-    let file = found.inspect_err(|_| {
+        bound => bound?,
+    }
+    let listening = rustix::net::listen(&socket, BACKLOG).map_err(io::Error::from);
+    let file = listening.and_then(|()| std::fs::symlink_metadata(&on_host)).inspect_err(|_| {
         // The lock on the directory is still held, so the file is the one that was just bound.
         let _ = std::fs::remove_file(&on_host);
     })?;
-    Ok((socket, (file.dev(), file.ino())))
+    Ok((socket.into(), (file.dev(), file.ino())))
+}
+
+/// Connections that wait for accept(2): as many as the system allows (`net.core.somaxconn`).
+pub(crate) const BACKLOG: i32 = -1;
+
+/// A socket whose calls do not block, also not the connection to a peer that does not accept.
+fn stream_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
 /// The path of a name in an open directory.
@@ -88,11 +104,35 @@ fn remove_if_stale(directory: Option<BorrowedFd<'_>>, path: &Path, on_host: &Pat
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(on_host),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
         connected => {
-            let peer = connected.ok().and_then(|stream| socket_peercred(&stream).ok());
-            let holder = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
+            let holder = connected.ok().and_then(|stream| peer_of(&stream).ok()?.process);
             let problem = format!("another process listens at this path{}", holders::named(holder));
             Err(io::Error::new(io::ErrorKind::AddrInUse, problem))
         }
+    }
+}
+
+/// The process at the other end of a unix socket when it connected or listened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its number, if it is in this process's pid namespace or one beneath.
+    pub process: Option<u32>,
+    /// Its user in this process's user namespace.
+    pub user: u32,
+}
+
+/// Tells who is at the other end of a unix socket (`SO_PEERCRED` of unix(7)).
+///
+/// # Errors
+/// The socket is not connected.
+pub fn peer_of(socket: impl AsFd) -> io::Result<Peer> {
+    // SAFETY: ucred consists of integers.
+    let mut found: libc::ucred = unsafe { std::mem::zeroed() };
+    let mut len = libc::socklen_t::try_from(size_of_val(&found)).expect("it has 12 bytes");
+    let (socket, place) = (socket.as_fd().as_raw_fd(), (&raw mut found).cast());
+    // SAFETY: the kernel writes at most `len` bytes.
+    match unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut len) } {
+        0 => Ok(Peer { process: u32::try_from(found.pid).ok().filter(|pid| *pid != 0), user: found.uid }),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -113,8 +153,7 @@ pub(crate) fn connect_to_file(directory: Option<BorrowedFd<'_>>, path: &Path) ->
         let problem = format!("{} is a link or not a socket; links are not followed", path.display());
         return Err(io::Error::other(problem));
     }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let socket = stream_socket()?;
     // Connects to the checked file, and not to one that has taken its name.
     connect(&socket, &SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?)?;
     Ok(socket.into())

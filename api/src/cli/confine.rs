@@ -4,15 +4,16 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::failure::Failure;
-use crate::process::confinement::{ConfinementChoice, StrictChoice, read_filters};
+use volt_vmm::sandbox::Bounds;
+
+use crate::process::confinement_choice::{ConfinementChoice, StrictChoice};
 
 /// Options for the confinement of the process.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfineArgs {
     /// Confine the process against its guest: default (threads that the guest reaches have few system calls,
-    /// and no files but open ones), strict (also namespaces and a control group of its own; a warning names
-    /// what the host refuses) or off
+    /// and no files but open ones), strict (also namespaces and a control group of its own, and no files but
+    /// those of the configuration and --allow-path; a warning names what the host refuses) or off
     #[arg(long, value_name = "MODE", default_value = "default")]
     confine: ConfineMode,
 
@@ -47,18 +48,21 @@ enum ConfineMode {
 }
 
 impl ConfineArgs {
-    /// Reads the file of filters, if one is given.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub(super) fn choice(self) -> Result<ConfinementChoice, Failure> {
-        let filters = self.seccomp_filter.as_deref().map(read_filters).transpose()?;
-        Ok(ConfinementChoice {
+    pub(super) fn is_strict(&self) -> bool {
+        self.confine == ConfineMode::Strict
+    }
+
+    /// The confinement, with these bounds if it is strict.
+    pub(super) fn choice(self, bounds: impl FnOnce() -> Bounds) -> ConfinementChoice {
+        ConfinementChoice {
             is_on: self.confine != ConfineMode::Off,
             seccomp: !self.no_seccomp,
-            filters,
-            strict: (self.confine == ConfineMode::Strict)
-                .then_some(StrictChoice { cgroup_parent: self.cgroup_parent, io_max: self.io_max }),
-        })
+            filters: self.seccomp_filter,
+            strict: (self.confine == ConfineMode::Strict).then(|| StrictChoice {
+                cgroup_parent: self.cgroup_parent,
+                io_max: self.io_max,
+                bounds: bounds(),
+            }),
+        }
     }
 }

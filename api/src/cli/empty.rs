@@ -6,8 +6,8 @@ use volt_vmm::{Pool, VmShape};
 
 use super::Outcome;
 use super::confine::ConfineArgs;
-use crate::process::confinement;
 use crate::process::vm_slot::{DEFAULT_ID, Slot};
+use crate::process::{bounds, confinement};
 use crate::session::Session;
 
 /// A process without a VM.
@@ -19,13 +19,17 @@ pub(crate) struct Empty {
     pub(super) id: Option<String>,
     /// The shape of the VM to create ahead of a load.
     pub(super) prewarm: Option<VmShape>,
+    /// Directories in which the process may open files.
+    pub(super) allowed: Vec<PathBuf>,
     /// The confinement of the process.
     pub(super) confine: ConfineArgs,
 }
 
 impl Empty {
     pub(crate) fn execute(self) -> Outcome {
-        confinement::apply(self.confine.choice()?, self.prewarm)?;
+        let mut choice = self.confine.choice(|| bounds::of(&self.allowed, None, None));
+        choice.add_socket(&self.api_socket);
+        confinement::apply(choice, self.prewarm)?;
         let id = self.id.unwrap_or_else(|| DEFAULT_ID.to_owned());
         // One VM, because this process never runs a second one. It is ready before a client can connect.
         let slot = match self.prewarm {

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Outcome;
-use crate::process::fork::child_arguments;
+use crate::process::child_command::child_arguments;
+use crate::process::confinement_choice::ConfinementChoice;
 use crate::session::forked_child;
 
 /// Receive a VM from the volt-vmm that started this process
@@ -19,18 +20,27 @@ pub(crate) struct ForkedCommand {
     /// Name of the VM
     #[arg(long, value_name = "NAME")]
     id: String,
+
+    /// Confinement of the process, as JSON
+    #[arg(long, value_name = "JSON", value_parser = parse_confinement)]
+    confinement: ConfinementChoice,
+}
+
+fn parse_confinement(text: &str) -> serde_json::Result<ConfinementChoice> {
+    serde_json::from_str(text)
 }
 
 impl ForkedCommand {
     /// Parses the arguments of [`child_arguments`] after the program's name. Returns `None` for others.
     pub(super) fn recognize(arguments: &[OsString]) -> Option<Self> {
-        let [_, _, _, api_socket, _, id] = arguments else { return None };
-        let found = Self { api_socket: api_socket.into(), id: id.to_str()?.to_owned() };
-        let same = child_arguments(&found.api_socket, &found.id) == arguments[1..];
-        same.then_some(found)
+        let [_, _, _, api_socket, _, id, _, confinement] = arguments else { return None };
+        let (id, confinement) = (id.to_str()?, confinement.to_str()?);
+        let same = child_arguments(api_socket.as_ref(), id, confinement) == arguments[1..];
+        let confinement = parse_confinement(confinement).ok().filter(|_| same)?;
+        Some(Self { api_socket: api_socket.into(), id: id.to_owned(), confinement })
     }
 
     pub(crate) fn execute(self) -> Outcome {
-        forked_child::run(&self.api_socket, self.id)
+        forked_child::run(&self.api_socket, self.id, self.confinement)
     }
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 use volt_vmm::VmShape;
-use volt_vmm::internal::paths::FORKED;
 
 use crate::failure::Failure;
+use crate::process::child_command::FORKED;
 use crate::process::exit::Status;
 
 mod bench;
@@ -98,6 +98,11 @@ struct Arguments {
     )]
     prewarm: Option<VmShape>,
 
+    /// Let a process that waits for a VM use files in this directory, if it is started with --confine strict.
+    /// With --restore, as for the command restore. Repeatable
+    #[arg(long = "allow-path", value_name = "DIR")]
+    allowed: Vec<PathBuf>,
+
     #[command(flatten)]
     confine: ConfineArgs,
 }
@@ -148,12 +153,13 @@ impl Arguments {
         match (self.command, self.restore, self.snapshot, self.api_socket) {
             (Some(command), ..) => command.execute(),
             (None, Some(dir), _, api_socket) => {
-                restore::Restore { confine: self.confine, ..restore::Restore::of(dir, api_socket) }.execute()
+                let plain = restore::Restore::of(dir, api_socket);
+                restore::Restore { confine: self.confine, allowed: self.allowed, ..plain }.execute()
             }
             (None, None, Some(dir), Some(api_socket)) => snapshot::Create::of(dir, api_socket).execute(),
             (None, None, None, Some(api_socket)) => {
-                empty::Empty { api_socket, id: self.id, prewarm: self.prewarm, confine: self.confine }
-                    .execute()
+                let Self { id, prewarm, allowed, confine, .. } = self;
+                empty::Empty { api_socket, id, prewarm, allowed, confine }.execute()
             }
             (None, None, _, None) => unreachable!("clap requires an argument, and a socket with --snapshot"),
         }
@@ -183,7 +189,8 @@ fn help() -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::process::fork::child_arguments;
+    use crate::process::child_command::{child_arguments, confinement_of_child};
+    use crate::process::confinement_choice::ConfinementChoice;
     use clap::CommandFactory;
 
     use super::*;
@@ -228,7 +235,8 @@ mod tests {
 
     #[test]
     fn child_is_recognized_as_clap_parses_it() {
-        let arguments = child_arguments("/a b".as_ref(), "f00");
+        let arguments =
+            child_arguments("/a b".as_ref(), "f00", &confinement_of_child(&ConfinementChoice::default()));
         let line: Vec<OsString> = std::iter::once("volt-vmm".into()).chain(arguments).collect();
         let alone = forked::ForkedCommand::recognize(&line).unwrap();
         let Some(Command::Forked(parsed)) = Arguments::try_parse_from(&line).unwrap().command else {

@@ -11,7 +11,7 @@ use volt_vmm::snapshot::{PACK_FILE, serve_pager};
 
 use super::Outcome;
 use crate::failure::Failure;
-use crate::process::confinement::ConfinementChoice;
+use crate::process::confinement_choice::ConfinementChoice;
 use crate::process::exit::Status;
 use crate::process::{confinement, start};
 

@@ -11,7 +11,7 @@ use super::confine::ConfineArgs;
 use super::overrides::OverrideArgs;
 use super::unpack::UnpackArgs;
 use super::working_set::WorkingSetArgs;
-use crate::process::{confinement, start};
+use crate::process::{bounds, confinement, start};
 use crate::session::Session;
 
 /// Run a VM from a snapshot, which stays unchanged
@@ -24,7 +24,8 @@ pub(crate) struct Restore {
     pub(super) overrides: OverrideArgs,
 
     /// Allow a snapshot of another user, or of this user without its mark, to use disks, sockets and the base
-    /// of a diff in this directory. Repeatable
+    /// of a diff in this directory. With --confine strict, the process opens files in it while its guest runs.
+    /// Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     pub(super) allowed: Vec<PathBuf>,
 
@@ -74,7 +75,6 @@ impl Restore {
     }
 
     pub(crate) fn execute(self) -> Outcome {
-        let mut session = Session::open(self.api_socket.as_deref())?;
         let may_wait = self.unpack.may_wait() || self.isolate_base;
         let mut options = RestoreOptions::default()
             .overrides(self.overrides.into())
@@ -85,8 +85,16 @@ impl Restore {
             .prefetch(!self.working_set.no_prefetch)
             .record(self.working_set.record);
         options.resume = !self.paused;
-        let snapshot = start::open(&self.dir, &options)?;
-        confinement::apply(self.confine.choice()?, Some(VmShape::of(snapshot.config())))?;
+        // Strict confinement has limits for the VM's shape. Otherwise the opener starts while the snapshot is
+        // opened.
+        let opened = self.confine.is_strict().then(|| start::open(&self.dir, &options)).transpose()?;
+        let config = opened.as_ref().map(volt_vmm::Snapshot::config);
+        let bounds = || bounds::of(&options.allowed, config.map(|config| &config.devices), Some(&self.dir));
+        let mut choice = self.confine.choice(bounds);
+        self.api_socket.iter().for_each(|socket| choice.add_socket(socket));
+        confinement::apply(choice, config.map(VmShape::of))?;
+        let mut session = Session::open(self.api_socket.as_deref())?;
+        let snapshot = opened.map_or_else(|| start::open(&self.dir, &options), Ok)?;
         if may_wait {
             session.watch_signals()?;
         }

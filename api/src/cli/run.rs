@@ -10,7 +10,7 @@ use super::confine::ConfineArgs;
 use super::devices::DeviceArgs;
 use crate::failure::Failure;
 use crate::output::progress;
-use crate::process::{confinement, start};
+use crate::process::{bounds, confinement, start};
 use crate::session::Session;
 
 /// Boot a Linux kernel; its console is this terminal
@@ -58,6 +58,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "PATH")]
     config_file: Option<PathBuf>,
 
+    /// With --confine strict: let the process open files in this directory while its guest runs, such as
+    /// snapshots. Repeatable
+    #[arg(long = "allow-path", value_name = "DIR")]
+    allowed: Vec<PathBuf>,
+
     #[command(flatten)]
     confine: ConfineArgs,
 }
@@ -65,10 +70,12 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn execute(mut self) -> Outcome {
         let api_socket = self.api_socket.take();
-        let choice = self.confine.clone().choice()?;
+        let (confine, allowed) = (self.confine.clone(), std::mem::take(&mut self.allowed));
         let config = self.config()?;
-        let mut session = Session::open(api_socket.as_deref())?;
+        let mut choice = confine.choice(|| bounds::of(&allowed, Some(&config.devices), None));
+        api_socket.iter().for_each(|socket| choice.add_socket(socket));
         confinement::apply(choice, Some(VmShape::of(&config)))?;
+        let mut session = Session::open(api_socket.as_deref())?;
         session.watch_signals()?;
         session.run("boot a VM", || {
             progress::during("starting the VM", || start::boot(config)).map(LentVm::from)

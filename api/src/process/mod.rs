@@ -1,6 +1,9 @@
 //! The process of one VM: its start, its signals, its forks and its exit status.
 
+pub(crate) mod bounds;
+pub(crate) mod child_command;
 pub(crate) mod confinement;
+pub(crate) mod confinement_choice;
 pub(crate) mod exit;
 pub(crate) mod fault_signals;
 pub(crate) mod forbidden_calls;

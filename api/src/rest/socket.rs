@@ -1,21 +1,15 @@
 //! The unix socket file of the API: it has mode 0600, replaces no living process's, and is removed at the
 //! end.
 
-use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
-use volt_vmm::internal::{lock_directory_of, paths};
+use rustix::net::SocketAddrUnix;
+use volt_vmm::internal::paths;
 
 use crate::failure::Failure;
 
@@ -32,30 +26,13 @@ impl Socket {
     /// # Errors
     /// A living process serves the path, another kind of file exists there, or the system refuses.
     pub(crate) fn bind(path: &Path) -> Result<Self, Failure> {
-        let refused =
-            |error: Errno| Failure::socket(path, format!("cannot listen: {}", io::Error::from(error)));
-        let address = address(path)?;
-        let socket = stream_socket().map_err(refused)?;
-        // The file gets the mode that the socket has when it is bound, so it is never open to others.
-        fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(refused)?;
-        let _lock = lock_directory_of(path);
-        match bind(&socket, &address) {
-            Err(Errno::ADDRINUSE) => {
-                refuse_unless_stale(path, &address)?;
-                fs::remove_file(path).map_err(|error| {
-                    Failure::socket(
-                        path,
-                        format!("cannot remove the socket that a dead process left: {error}"),
-                    )
-                })?;
-                bind(&socket, &address).map_err(refused)?;
-            }
-            bound => bound.map_err(refused)?,
-        }
+        check_address(path)?;
+        let listening = paths::listen(None, path, true);
+        let (listener, identity) =
+            listening.map_err(|error| Failure::socket(path, format!("cannot listen: {error}")))?;
         // From here on, dropping removes the file.
-        let file = Arc::new(SocketFile::of(path)?);
-        listen(&socket, 64).map_err(refused)?;
-        Ok(Self { listener: socket.into(), file })
+        let file = Arc::new(SocketFile { path: path.to_owned(), identity });
+        Ok(Self { listener, file })
     }
 
     /// Returns the file, for its removal at the end.
@@ -64,42 +41,16 @@ impl Socket {
     }
 }
 
-fn address(path: &Path) -> Result<SocketAddrUnix, Failure> {
-    SocketAddrUnix::new(path).map_err(|error| match error {
-        Errno::NAMETOOLONG => {
-            Failure::socket(path, "the path is too long for a unix socket (107 bytes at most)")
+fn check_address(path: &Path) -> Result<(), Failure> {
+    match SocketAddrUnix::new(path) {
+        Ok(_) => Ok(()),
+        Err(Errno::NAMETOOLONG) => {
+            Err(Failure::socket(path, "the path is too long for a unix socket (107 bytes at most)"))
         }
-        _ => Failure::socket(path, format!("not a path for a unix socket: {}", io::Error::from(error))),
-    })
-}
-
-// Non-blocking, for tokio, and since a peer that does not accept must not block the probe.
-fn stream_socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-}
-
-fn refuse_unless_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), Failure> {
-    if !fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
-        return Err(Failure::socket(
-            path,
-            "the path exists and is not a socket; remove it or choose another path",
-        ));
+        Err(error) => {
+            Err(Failure::socket(path, format!("not a path for a unix socket: {}", io::Error::from(error))))
+        }
     }
-    let probe = stream_socket().map_err(|error| Failure::system("create a socket", error))?;
-    let problem = match connect(&probe, address) {
-        Err(Errno::CONNREFUSED) => return Ok(()),
-        Ok(()) => match socket_peercred(&probe) {
-            Ok(peer) => format!("in use by process {}", peer.pid.as_raw_nonzero()),
-            Err(_) => "in use by another process".into(),
-        },
-        Err(Errno::AGAIN) => "in use by another process, which does not answer".into(),
-        Err(error) => format!(
-            "the socket exists, but it is unknown whether a process uses it: {}",
-            io::Error::from(error)
-        ),
-    };
-    Err(Failure::socket(path, problem))
 }
 
 /// The file of a socket. Dropping it removes the file, unless another file has replaced it.
@@ -110,15 +61,6 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    fn of(path: &Path) -> Result<Self, Failure> {
-        let identity = identity(path).map_err(|error| {
-            // The lock on the directory is still held, so the file is the one that was just bound.
-            let _ = fs::remove_file(path);
-            Failure::socket(path, format!("cannot read the metadata of the bound socket: {error}"))
-        })?;
-        Ok(Self { path: path.to_owned(), identity })
-    }
-
     /// Removes the file. A second call has no effect.
     pub(crate) fn remove(&self) {
         if identity(&self.path).is_ok_and(|found| found == self.identity) {
@@ -139,6 +81,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::super::testing::Dir;
@@ -160,7 +103,10 @@ mod tests {
         let path = dir.path("api");
         let socket = Socket::bind(&path).unwrap();
         let error = Socket::bind(&path).unwrap_err().to_string();
-        assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
+        assert!(
+            error.contains(&format!("another process listens at this path (process {})", std::process::id())),
+            "{error}"
+        );
         assert!(error.contains(path.to_str().unwrap()), "{error}");
         assert!(path.exists(), "the refused one must not remove the other's file");
         drop(socket);

@@ -11,6 +11,7 @@ use volt_vmm::{Error, Pool, Snapshot, Vm};
 
 use crate::failure::Failure;
 use crate::process::confinement;
+use crate::process::confinement_choice::ConfinementChoice;
 use crate::process::exit::Status;
 use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
 use crate::process::start;
@@ -22,14 +23,14 @@ use crate::session::Session;
 /// # Errors
 /// Returns an error if no parent started this process, or if the detached VM fails. The parent reports
 /// earlier errors.
-pub(crate) fn run(api_socket: &Path, id: String) -> Result<Status, Failure> {
+pub(crate) fn run(api_socket: &Path, id: String, confinement: ConfinementChoice) -> Result<Status, Failure> {
     close_inherited_descriptors();
     let mut socket = Some(take_socket()?);
     // Signals of the parent's terminal must not end the child.
     let _ = rustix::process::setsid();
     // exec named the process "exe", after /proc/self/exe.
     let _ = rustix::thread::set_name(c"volt-vmm");
-    let outcome = receive_and_run(&mut socket, api_socket, id);
+    let outcome = receive_and_run(&mut socket, api_socket, id, confinement);
     match (socket, outcome) {
         (Some(mut socket), Err(failure)) => {
             // If this fails, the parent has died.
@@ -46,8 +47,10 @@ fn receive_and_run(
     socket: &mut Option<ForkSocket>,
     api_socket: &Path,
     id: String,
+    mut confinement: ConfinementChoice,
 ) -> Result<Status, Failure> {
-    let ChildSetup { shape, overrides, paused, confinement } = receive(socket)?;
+    let ChildSetup { shape, overrides, paused } = receive(socket)?;
+    confinement.add_socket(api_socket);
     confinement::apply(confinement, Some(shape))?;
     let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?;
     // Created while the parent captures its VM.

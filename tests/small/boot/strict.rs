@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use rustix::process::Signal;
-use volt_tests::{Boot, Guest, Outcome, needs, wait_until};
+use volt_tests::{Boot, Child, Guest, Outcome, Scratch, needs, wait_until};
 
 /// Kinds of namespaces, as in `/proc/PID/ns`.
 const KINDS: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
@@ -44,7 +44,8 @@ fn assert_isolated(guest: &Guest) {
 #[test]
 fn strict_process_has_namespaces_of_its_own_and_no_capability() {
     needs!(kvm, root);
-    let guest = strict(&["--rng"]);
+    let directory = std::env::temp_dir();
+    let guest = strict(&["--rng", "--allow-path", directory.to_str().unwrap()]);
     assert_isolated(&guest);
     let outcome = Outcome::of(["doctor", "--security", guest.socket().to_str().unwrap(), "--json"]);
     let report: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
@@ -68,4 +69,101 @@ fn end_and_signals_of_a_strict_guest_are_those_of_its_process() {
     guest.signal(Signal::KILL);
     guest.wait_exit();
     wait_until("the VM ended with its keeper", || !fs::exists(format!("/proc/{vm}")).unwrap());
+}
+
+/// Starts a strict guest with a disk, a vsock device and one directory that it may use, and returns both.
+fn strict_guest_with_devices(scratch: &Scratch) -> (Guest, PathBuf) {
+    let allowed = scratch.path("allowed");
+    fs::create_dir(&allowed).unwrap();
+    let image = scratch.path("image");
+    fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+    let disk = format!("path={},layer={},id=root", image.display(), scratch.path("layer").display());
+    let vsock = format!("cid=3,socket={}", scratch.path("vsock").display());
+    let allow = ["--confine", "strict", "--allow-path", allowed.to_str().unwrap()];
+    let mut guest = Boot::small("disk-churn mib=4")
+        .device(["--disk", &disk])
+        .device(["--vsock", &vsock])
+        .device(allow)
+        .start();
+    guest.wait_for("ready");
+    (guest, allowed)
+}
+
+#[test]
+fn strict_guest_has_an_empty_root_and_leaves_no_socket() {
+    needs!(kvm, root);
+    let scratch = Scratch::new();
+    let (mut guest, _) = strict_guest_with_devices(&scratch);
+    let root = format!("/proc/{}/root", vm_of(&guest));
+    assert_eq!(fs::read_dir(&root).unwrap().count(), 0, "the root directory of the VM's process");
+    let sockets = [scratch.path("vsock"), guest.socket().to_owned()];
+    for socket in &sockets {
+        assert!(socket.exists(), "{}", socket.display());
+    }
+    guest.signal(Signal::TERM);
+    assert_eq!(guest.wait_exit().status, 128 + 15);
+    for socket in &sockets {
+        assert!(!socket.exists(), "{}", socket.display());
+    }
+}
+
+#[test]
+fn strict_guest_is_saved_and_forked_within_its_bounds_alone() {
+    needs!(kvm, root);
+    let scratch = Scratch::new();
+    let (guest, allowed) = strict_guest_with_devices(&scratch);
+    let refused = guest.try_snapshot(&scratch.path("outside"));
+    refused.failed_with(&["--allow-path"]);
+    assert!(!scratch.path("outside").exists());
+    let full = guest.try_snapshot(&allowed.join("full"));
+    assert_eq!(full.status, 0, "{full:?}");
+    let socket = guest.socket();
+    let taken = Outcome::of([
+        "snapshot".as_ref(),
+        "create".as_ref(),
+        allowed.join("diff").as_os_str(),
+        "--diff".as_ref(),
+        "--api-socket".as_ref(),
+        socket.as_os_str(),
+    ]);
+    assert_eq!(taken.status, 0, "{taken:?}");
+    let fork = |directory: &std::path::Path, layer: &std::path::Path| {
+        fs::create_dir_all(directory).unwrap();
+        let (child, vsock) = (directory.join("one.sock"), directory.join("vsock"));
+        let disk = format!("id=root,layer={}", layer.display());
+        let vsock = format!("socket={}", vsock.display());
+        let child = child.to_str().unwrap();
+        let socket = socket.to_str().unwrap();
+        Outcome::of(["fork", "--api-socket", socket, "--child", child, "--vsock", &vsock, "--disk", &disk])
+    };
+    let (elsewhere, children) = (scratch.path("elsewhere"), allowed.join("children"));
+    fork(&elsewhere, &children.join("layer")).failed_with(&["--allow-path"]);
+    fork(&children, &elsewhere.join("layer")).failed_with(&["--allow-path"]);
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+    let forked = fork(&children, &children.join("layer"));
+    assert_eq!(forked.status, 0, "{forked:?}");
+    let child = children.join("one.sock");
+    let outcome = Outcome::of(["doctor", "--security", child.to_str().unwrap(), "--json"]);
+    assert_eq!(outcome.status, 0, "{outcome:?}");
+    let report: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let pid = u32::try_from(report["pid"].as_u64().unwrap()).unwrap();
+    assert_eq!(fs::read_dir(format!("/proc/{pid}/root")).unwrap().count(), 0);
+    Child::from_line(forked.stdout.trim_end(), &children.join("serial")).stop();
+    wait_until("the child is gone", || !fs::exists(format!("/proc/{pid}")).unwrap());
+    assert_eq!(fs::read_dir(&children).unwrap().count(), 1, "its layer alone is left");
+}
+
+#[test]
+fn strict_guest_is_rewound_and_restored_from_a_shared_pager() {
+    needs!(kvm, root);
+    let scratch = Scratch::new();
+    let snapshot = Boot::small("count").start().snapshot_as(&["--compress", "lz4"]);
+    let pagers = scratch.path("pagers");
+    let strict = ["--confine", "strict", "--pager", "shared", "--pager-dir", pagers.to_str().unwrap()];
+    let mut guest = snapshot.restore_as(&strict);
+    let first = guest.next_number("count");
+    assert_isolated(&guest);
+    let socket = guest.socket().to_str().unwrap().to_owned();
+    Outcome::of(["rewind", "--api-socket", &socket]).succeeded();
+    wait_until("it counts from the start again", || guest.next_number("count") <= first + 1);
 }

@@ -42,7 +42,7 @@ pub fn check(devices: &Devices, clones: &[Overrides]) -> Result<()> {
 
 /// The absolute form of a path, so that two processes with one working directory name a file alike.
 fn on_host(path: &Path) -> impl fmt::Display {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+    crate::paths::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
 
 fn another(cure: Cure) -> Cure {

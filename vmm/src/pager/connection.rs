@@ -21,6 +21,7 @@ use crate::packets::{receive_until, send};
 use crate::paths;
 use crate::paths::process::Process;
 use crate::paths::program::{Program, Stream};
+use crate::sockets::peer_of;
 use crate::sync::lock;
 
 /// Time between two attempts to reach a starting pager.
@@ -127,8 +128,8 @@ impl Target {
 
     fn connect(&self) -> io::Result<OwnedFd> {
         let socket = paths::connect_to_pager(&self.place.socket())?;
-        let own = rustix::process::geteuid();
-        match rustix::net::sockopt::socket_peercred(&socket)?.uid == own {
+        let own = rustix::process::geteuid().as_raw();
+        match peer_of(&socket)?.user == own {
             true => Ok(socket),
             false => Err(io::Error::other("another user owns its socket")),
         }

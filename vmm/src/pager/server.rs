@@ -30,6 +30,7 @@ use crate::memory::lazy::userfault::Userfault;
 use crate::packets::{receive, send};
 use crate::paths;
 use crate::sandbox::ThreadKind;
+use crate::sockets::peer_of;
 use crate::sync::lock;
 use crate::threads;
 
@@ -161,8 +162,8 @@ impl<'s> Server<'s> {
                 return;
             }
         };
-        let is_own = rustix::net::sockopt::socket_peercred(&socket)
-            .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
+        let own = rustix::process::geteuid().as_raw();
+        let is_own = peer_of(&socket).is_ok_and(|peer| peer.user == own);
         if self.spare.is_none() {
             self.spare = spare();
         }

@@ -1,7 +1,6 @@
 //! The calls that a confined thread may not make, as values that can be sent. Most of them take a path.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,7 +12,7 @@ use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 
-use crate::{holders, sockets};
+use crate::sockets;
 
 /// A path as text. One that is not UTF-8 is a list of bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,11 +52,9 @@ pub(super) enum PathCall {
     /// linkat(2).
     Link { to: PathText },
     /// [`sockets::listen`].
-    Listen,
-    /// [`holders::of_lock`] of the file beside the call.
-    HolderOfLock,
-    /// [`holders::of_tap`]. The path is the tap's name.
-    HolderOfTap,
+    Listen { is_private: bool },
+    /// The path of the file beside the call, as the kernel tells it.
+    PathOf,
     /// Connects to a pager's socket of packets, without a wait.
     ConnectToPager,
     /// Binds this TCP port of 127.0.0.1 for a moment.
@@ -70,7 +67,7 @@ pub(super) enum Answer {
     Done,
     Opened(OwnedFd),
     Listening { socket: OwnedFd, file: (u64, u64) },
-    Holder(Option<u32>),
+    Path(PathText),
 }
 
 impl Answer {
@@ -110,17 +107,11 @@ impl PathCall {
                 rustix::fs::renameat_with(at, path, at, PathBuf::from(to), RenameFlags::NOREPLACE)?;
             }
             Self::Link { to } => rustix::fs::linkat(at, path, at, PathBuf::from(to), AtFlags::empty())?,
-            Self::Listen => {
-                let (socket, file) = sockets::listen(directory, path)?;
+            Self::Listen { is_private } => {
+                let (socket, file) = sockets::listen(directory, path, is_private)?;
                 return Ok(Answer::Listening { socket: socket.into(), file });
             }
-            Self::HolderOfLock => {
-                let file = at.try_clone_to_owned().map(File::from)?;
-                return Ok(Answer::Holder(holders::of_lock(&file)));
-            }
-            Self::HolderOfTap => {
-                return Ok(Answer::Holder(path.to_str().and_then(holders::of_tap)));
-            }
+            Self::PathOf => return Ok(Answer::Path(super::path_of(at)?.as_path().into())),
             Self::ConnectToPager => {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

@@ -5,7 +5,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use super::call::{PathCall, PathText};
-use super::program::{AllowedProgram, ProgramStart};
+use super::program::{ProgramPattern, ProgramStart};
 
 /// A request. Its descriptors lie beside it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -14,18 +14,24 @@ pub(super) enum Request {
     Make { path: PathText, call: PathCall },
     /// Allows connections to `PATH_N`. The directory lies beside it if it was checked.
     Allow { path: PathText },
+    /// Notes that this process listens at the socket with this device and inode. It has no answer.
+    Own { file: (u64, u64) },
     /// Allows no further sockets, or programs, from now on. It has no answer.
     Seal,
     /// Connects to `PATH_N` for the path with this number.
     Connect { number: usize, port: u32 },
-    /// Allows a program and its first argument also after [`Request::Seal`]. It has no answer.
-    AllowProgram(AllowedProgram),
-    /// Starts a program. The starter answers this and the two next ones, and the opener all others.
+    /// Allows a program also after [`Request::Seal`]. It has no answer.
+    AllowProgram(ProgramPattern),
+    /// Starts a program. The starter answers this and the following ones, and the opener those before.
     Start(ProgramStart),
     /// Tells how a program ended.
     StatusOf { pid: u32 },
     /// Forgets a program: its status will not be asked for.
     Detach { pid: u32 },
+    /// Tells which process has the lock of the file beside it.
+    HolderOfLock,
+    /// Tells which process uses a tap.
+    HolderOfTap { name: String },
 }
 
 /// An answer.
@@ -39,6 +45,7 @@ pub(super) enum Answer {
     Listening {
         file: (u64, u64),
     },
+    Path(PathText),
     Holder(Option<u32>),
     /// The program runs in this process. A descriptor of it lies beside it.
     Started {

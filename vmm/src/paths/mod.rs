@@ -14,6 +14,7 @@ mod message;
 pub(crate) mod opener;
 pub(crate) mod process;
 pub(crate) mod program;
+pub(crate) mod rules;
 mod serve;
 mod started;
 
@@ -25,10 +26,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::fs::{Dir, OFlags, ResolveFlags};
 
 use call::{Answer, PathCall, PathText};
+
+use crate::{holders, sockets};
 
 thread_local! {
     /// Whether this thread asks the opener.
@@ -40,16 +44,68 @@ pub(crate) fn ask_from_now_on() {
     ASKS.set(opener::is_running());
 }
 
+/// The directory where relative paths start, in a process that left it for an empty root.
+static CURRENT: OnceLock<PathBuf> = OnceLock::new();
+
+/// Notes the current directory, which the process is about to leave. The opener stays in it.
+pub(crate) fn keep_current_directory() {
+    if let Ok(current) = std::env::current_dir() {
+        let _ = CURRENT.set(current);
+    }
+}
+
+/// The absolute form of a path, without a look at the file system.
+///
+/// # Errors
+/// The path is empty, or the current directory is gone.
+pub fn absolute(path: &Path) -> io::Result<PathBuf> {
+    match CURRENT.get() {
+        Some(current) => std::path::absolute(current.join(path)),
+        None => std::path::absolute(path),
+    }
+}
+
+/// Where files without a name are made, in a process that may not make them everywhere.
+static TEMPORARY: OnceLock<PathBuf> = OnceLock::new();
+
+/// Makes files without a name in this directory from now on.
+pub(crate) fn keep_temporary_directory(directory: &Path) {
+    let _ = TEMPORARY.set(directory.to_owned());
+}
+
+/// The directory for files without a name: `TMPDIR` or `/tmp`, in a process with bounds the first directory
+/// that it was allowed.
+pub(crate) fn temporary_directory() -> PathBuf {
+    TEMPORARY.get().cloned().unwrap_or_else(std::env::temp_dir)
+}
+
+/// Whether this thread asks the opener: it is confined, or the process left the directories of the host.
+fn asks() -> bool {
+    ASKS.get() || (CURRENT.get().is_some() && opener::is_running())
+}
+
 /// Makes a call, here or at the opener. A path that is not absolute is looked up in `directory`, if given.
 fn make(directory: Option<BorrowedFd<'_>>, path: &Path, call: PathCall) -> io::Result<Answer> {
-    if !ASKS.get() {
+    if !asks() {
         return call.make(directory, path);
     }
     // The opener has other descriptors.
-    let Some((number, rest)) = own_descriptor(path) else { return opener::make(directory, path, call) };
-    // SAFETY: whoever wrote the path holds the descriptor open. A closed one is an error of sendmsg(2).
-    let beside = unsafe { BorrowedFd::borrow_raw(number) };
-    opener::make(Some(beside), rest, call)
+    let answer = match own_descriptor(path) {
+        None => opener::make(directory, path, call),
+        Some((number, rest)) => {
+            // SAFETY: whoever wrote the path holds the descriptor open. A closed one is an error of sendmsg(2).
+            let beside = unsafe { BorrowedFd::borrow_raw(number) };
+            opener::make(Some(beside), rest, call)
+        }
+    };
+    answer.map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied if CURRENT.get().is_some() => io::Error::new(
+            ErrorKind::PermissionDenied,
+            "permission denied; a strictly confined process opens only files of its configuration, and files \
+             in the directories that it was allowed at its start (--allow-path)",
+        ),
+        _ => error,
+    })
 }
 
 /// Splits `/proc/self/fd/N/REST`, or another name of it.
@@ -118,7 +174,7 @@ pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
 
 /// The metadata of a file, or of a link itself.
 pub fn metadata_of_link(path: &Path) -> io::Result<Metadata> {
-    match ASKS.get() {
+    match asks() {
         true => metadata_at(None, path),
         false => fs::symlink_metadata(path),
     }
@@ -131,7 +187,7 @@ pub fn metadata_at(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Result
 
 /// The metadata of a file, through links.
 pub fn metadata(path: &Path) -> io::Result<Metadata> {
-    match ASKS.get() {
+    match asks() {
         true => open(path, OFlags::PATH, 0)?.metadata(),
         false => fs::metadata(path),
     }
@@ -201,6 +257,14 @@ pub fn path_of(file: impl AsFd) -> io::Result<PathBuf> {
     fs::read_link(own_path(&file))
 }
 
+/// The path of an open file, also in a process that has no `/proc`.
+pub fn real_path(file: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    match make(Some(file), Path::new(""), PathCall::PathOf)? {
+        Answer::Path(path) => Ok(path.into()),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
 /// Opens the file of an open descriptor anew.
 pub fn reopen(file: impl AsFd, flags: OFlags) -> io::Result<File> {
     open(own_path(&file), flags, 0)
@@ -211,15 +275,26 @@ fn own_path(file: &impl AsFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }
 
-/// Listens at a socket, in place of one that a dead process left. Returns its file's device and inode, too.
+/// Listens at a socket, in place of one that a dead process left. A private one has mode 0600. Returns its
+/// file's device and inode, too.
 ///
 /// # Errors
 /// As [`crate::sockets::listen`].
-pub fn listen(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
-    match make(directory, path, PathCall::Listen)? {
-        Answer::Listening { socket, file } => Ok((socket.into(), file)),
-        _ => Err(ErrorKind::InvalidData.into()),
+pub fn listen(
+    directory: Option<BorrowedFd<'_>>,
+    path: &Path,
+    is_private: bool,
+) -> io::Result<(UnixListener, (u64, u64))> {
+    let Answer::Listening { socket, file } = make(directory, path, PathCall::Listen { is_private })? else {
+        return Err(ErrorKind::InvalidData.into());
+    };
+    if asks() {
+        // The process that listened last is the one that clients see as their peer (SO_PEERCRED).
+        rustix::net::listen(&socket, sockets::BACKLOG)?;
+    } else {
+        opener::own(file);
     }
+    Ok((socket.into(), file))
 }
 
 /// Connects to the socket of a pager. Does not wait for room in the queue of one that accepts no connections.
@@ -229,18 +304,12 @@ pub fn connect_to_pager(path: &Path) -> io::Result<OwnedFd> {
 
 /// The process that has the lock of a file, if it can be found.
 pub fn holder_of_lock(file: &File) -> Option<u32> {
-    match make(Some(file.as_fd()), Path::new(""), PathCall::HolderOfLock) {
-        Ok(Answer::Holder(holder)) => holder,
-        _ => None,
-    }
+    if asks() { opener::holder_of_lock(file) } else { holders::of_lock(file) }
 }
 
 /// The process that uses a tap, if it can be found.
 pub fn holder_of_tap(name: &str) -> Option<u32> {
-    match make(None, Path::new(name), PathCall::HolderOfTap) {
-        Ok(Answer::Holder(holder)) => holder,
-        _ => None,
-    }
+    if asks() { opener::holder_of_tap(name) } else { holders::of_tap(name) }
 }
 
 /// Checks that a TCP port of 127.0.0.1 is free.

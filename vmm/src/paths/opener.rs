@@ -11,14 +11,15 @@
 //!
 //! A vsock device connects to `PATH_N` for its guest's connection to port N. Neither seccomp nor Landlock can
 //! tell that path from another VM's API socket. The opener can: it was told the paths before the guest ran,
-//! and connects to nothing else.
+//! and connects to nothing else. [`Bounds`] say what else it opens.
 //!
 //! It is forked before guest memory is mapped, and holds no descriptor of the VM. It ends with the VM's
 //! process.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -29,7 +30,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use super::call::{self, PathCall};
 use super::message::{Answer, Request};
-use super::program::{AllowedProgram, ProgramStart};
+use super::program::{ProgramPattern, ProgramStart};
+use super::rules::Bounds;
 use super::serve;
 use crate::error::{Error, Result};
 use crate::packets::{receive_several, send_several};
@@ -45,12 +47,25 @@ struct Beside {
 /// Those of this process, once they were started.
 static BESIDE: OnceLock<Beside> = OnceLock::new();
 
-/// Forks the opener and the starter. The process has one thread, and no guest memory. Both call `harden`
-/// first, and the opener calls `confine` before it serves.
+/// What the processes beside the VM's are to do.
+pub(crate) struct Duties<'a> {
+    /// Called by both first.
+    pub harden: fn() -> Result<()>,
+    /// Called by the opener before it serves.
+    pub confine: fn(),
+    /// What the opener may open.
+    pub bounds: Option<&'a Bounds>,
+    /// Makes the kernel keep the opener within its bounds.
+    pub bound: fn(&Bounds),
+    /// The programs that the starter may start at any time.
+    pub programs: &'a [ProgramPattern],
+}
+
+/// Forks the opener and the starter. The process has one thread, and no guest memory.
 ///
 /// # Errors
 /// [`Error::Host`] if the host refuses a process.
-pub(crate) fn start(harden: fn() -> Result<()>, confine: fn()) -> Result<()> {
+pub(crate) fn start(duties: &Duties<'_>) -> Result<()> {
     let failed = |source| Error::host("start the process that opens files", source);
     let pair = || {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
@@ -60,7 +75,7 @@ pub(crate) fn start(harden: fn() -> Result<()>, confine: fn()) -> Result<()> {
     // SAFETY: the process has one thread, so no lock of the heap is held in the child.
     match unsafe { libc::fork() } {
         -1 => return Err(failed(io::Error::last_os_error())),
-        0 => serve::run(&far_opener, &far_starter, harden, confine),
+        0 => serve::run(&far_opener, &far_starter, duties),
         _ => {}
     }
     let _ = BESIDE.set(Beside { opener: Mutex::new(opener), starter: Mutex::new(starter) });
@@ -83,8 +98,8 @@ pub(super) fn make(beside: Option<BorrowedFd<'_>>, path: &Path, call: PathCall) 
     Ok(match (answer, fds.into_iter().next()) {
         (Answer::Done, None) => call::Answer::Done,
         (Answer::Done, Some(file)) => call::Answer::Opened(file),
+        (Answer::Path(path), None) => call::Answer::Path(path),
         (Answer::Listening { file }, Some(socket)) => call::Answer::Listening { socket, file },
-        (Answer::Holder(holder), _) => call::Answer::Holder(holder),
         _ => return Err(io::ErrorKind::InvalidData.into()),
     })
 }
@@ -98,6 +113,14 @@ pub(crate) fn allow(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Resul
     match ask(&Request::Allow { path: path.into() }, &beside)?.0 {
         Answer::Allowed(number) => Ok(number),
         _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Tells the opener that this process listens at a socket, which it then may remove.
+pub(super) fn own(file: (u64, u64)) {
+    if let Some(processes) = BESIDE.get() {
+        // Where it has ended, the file stays.
+        let _ = send_several(&*lock(&processes.opener), &Request::Own { file }, &[], SendFlags::empty());
     }
 }
 
@@ -120,7 +143,7 @@ pub(crate) fn connect(number: usize, port: u32) -> io::Result<UnixStream> {
 }
 
 /// Makes the starter start a program also after [`seal`]. Does not wait for it.
-pub(super) fn allow_program(program: AllowedProgram) {
+pub(super) fn allow_program(program: ProgramPattern) {
     if let Some(processes) = BESIDE.get() {
         // A starter that has ended starts nothing.
         let request = Request::AllowProgram(program);
@@ -151,6 +174,23 @@ pub(super) fn status_of(pid: u32) -> io::Result<ExitStatus> {
     }
 }
 
+/// The process that has the lock of a file, if it can be found.
+pub(super) fn holder_of_lock(file: &File) -> Option<u32> {
+    holder(&Request::HolderOfLock, &[file.as_fd()])
+}
+
+/// The process that uses a tap, if it can be found.
+pub(super) fn holder_of_tap(name: &str) -> Option<u32> {
+    holder(&Request::HolderOfTap { name: name.to_owned() }, &[])
+}
+
+fn holder(request: &Request, beside: &[BorrowedFd<'_>]) -> Option<u32> {
+    match ask(request, beside) {
+        Ok((Answer::Holder(holder), _)) => holder,
+        _ => None,
+    }
+}
+
 /// Tells the starter that nobody will ask for the status of a program.
 ///
 /// # Errors
@@ -164,7 +204,11 @@ fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<
     let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that opens files has ended");
     let processes = BESIDE.get().ok_or_else(ended)?;
     let socket = match request {
-        Request::Start(_) | Request::StatusOf { .. } | Request::Detach { .. } => lock(&processes.starter),
+        Request::Start(_)
+        | Request::StatusOf { .. }
+        | Request::Detach { .. }
+        | Request::HolderOfLock
+        | Request::HolderOfTap { .. } => lock(&processes.starter),
         _ => lock(&processes.opener),
     };
     send_several(&*socket, request, beside, SendFlags::empty())

@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 
-use super::program::{AllowedProgram, Program, ProgramStart, command};
-use super::{ASKS, opener};
+use super::program::{Program, ProgramPattern, ProgramStart, command};
+use super::{asks, opener};
 
 impl Program {
     /// Starts it.
@@ -21,7 +21,7 @@ impl Program {
     /// # Errors
     /// The host refuses.
     pub fn start(self) -> io::Result<Process> {
-        if ASKS.get() {
+        if asks() {
             let (start, beside) = ProgramStart::split(&self);
             let (pid, handle) = opener::start_program(start, &beside)?;
             return Process::of(pid, Some(handle));
@@ -31,9 +31,9 @@ impl Program {
         Process::of(child.id(), None)
     }
 
-    /// Allows it, with this first argument, also after the guest runs, if the process is confined.
+    /// Allows it, with these arguments, also after the guest runs, if the process is confined.
     pub fn allow(&self) {
-        opener::allow_program(AllowedProgram::of(self));
+        opener::allow_program(ProgramPattern::of(self));
     }
 }
 

@@ -17,8 +17,6 @@ pub const DESCRIPTOR: i32 = 3;
 
 /// This process's own program.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
-/// The first argument of a fork's child. A process may fork its VM at any time.
-pub const FORKED: &str = "forked";
 
 /// A standard stream of a program.
 #[derive(Debug, Default)]
@@ -110,18 +108,49 @@ pub(super) fn command(program: Program) -> Command {
     command
 }
 
-/// A program and its first argument, which says what a program of this project does.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct AllowedProgram {
-    pub program: PathText,
-    pub first: Option<PathText>,
+/// Programs that may be started while the guest runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramPattern {
+    program: PathText,
+    /// Each argument. An absent one may be any.
+    arguments: Vec<Option<PathText>>,
 }
 
-impl AllowedProgram {
-    pub fn of(program: &Program) -> Self {
-        let text = |text: &OsString| PathText::from(Path::new(text));
-        Self { program: text(&program.program), first: program.arguments.first().map(text) }
+impl ProgramPattern {
+    /// A program with these arguments, of which an absent one may be any.
+    pub fn new<'a>(
+        program: impl AsRef<OsStr>,
+        arguments: impl IntoIterator<Item = Option<&'a OsStr>>,
+    ) -> Self {
+        let arguments = arguments.into_iter().map(|argument| argument.map(text)).collect();
+        Self { program: text(program.as_ref()), arguments }
     }
+
+    /// This program alone.
+    pub(super) fn of(program: &Program) -> Self {
+        Self::new(&program.program, program.arguments.iter().map(|argument| Some(argument.as_os_str())))
+    }
+
+    /// The program of a message alone.
+    pub(super) fn of_start(start: &ProgramStart) -> Self {
+        Self {
+            program: start.program.clone(),
+            arguments: start.arguments.iter().cloned().map(Some).collect(),
+        }
+    }
+
+    pub(super) fn allows(&self, start: &ProgramStart) -> bool {
+        let same = |(allowed, argument): (&Option<PathText>, &PathText)| {
+            allowed.as_ref().is_none_or(|allowed| allowed == argument)
+        };
+        self.program == start.program
+            && self.arguments.len() == start.arguments.len()
+            && self.arguments.iter().zip(&start.arguments).all(same)
+    }
+}
+
+fn text(text: &OsStr) -> PathText {
+    PathText::from(Path::new(text))
 }
 
 /// A [`Program`] as a message. Its files lie beside it, in the order of the fields.
@@ -149,7 +178,6 @@ impl ProgramStart {
     pub fn split(program: &Program) -> (Self, Vec<BorrowedFd<'_>>) {
         let Program { program, name, arguments, stdin, stdout, stderr, descriptor } = program;
         let mut beside = Vec::new();
-        let text = |text: &OsString| PathText::from(Path::new(text));
         let [stdin, stdout, stderr] = [stdin, stdout, stderr].map(|stream| match stream {
             Stream::Null => StreamKind::Null,
             Stream::Inherited => StreamKind::Inherited,
@@ -159,7 +187,8 @@ impl ProgramStart {
             }
         });
         beside.extend(descriptor.as_ref().map(AsFd::as_fd));
-        let (name, arguments) = (name.as_ref().map(text), arguments.iter().map(text).collect());
+        let (name, arguments) =
+            (name.as_deref().map(text), arguments.iter().map(|argument| text(argument)).collect());
         let descriptor = descriptor.is_some();
         let (program, blocked) = (text(program), blocked_signals());
         (Self { program, name, arguments, stdin, stdout, stderr, descriptor, blocked }, beside)

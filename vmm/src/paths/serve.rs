@@ -13,7 +13,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::slice;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -21,10 +21,13 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::call::{self, PathCall};
 use super::message::{Answer, Request};
+use super::opener::Duties;
+use super::program::ProgramPattern;
+use super::rules::{Bounds, Rules};
 use super::started::Started;
-use crate::error::Result;
+use crate::error::report;
+use crate::holders;
 use crate::packets::{receive_several, send_several};
-use crate::sockets::connect_to_file;
 
 /// An answer, and the descriptor beside it. Absent for a request without one.
 type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
@@ -33,12 +36,13 @@ type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
 const OPENER: i32 = 3;
 const STARTER: i32 = 4;
 
-/// Runs the opener and the starter. Both call `harden`, and the opener calls `confine` before it serves. The
-/// process was forked just now, and has one thread.
-pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, harden: fn() -> Result<()>, confine: fn()) -> ! {
+/// Runs the opener and the starter. The process was forked just now, and has one thread.
+pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, duties: &Duties<'_>) -> ! {
+    let &Duties { harden, confine, bounds, bound, programs } = duties;
     occupy_low_numbers(opener, starter);
     block_signals();
-    if harden().is_err() {
+    if let Err(error) = harden() {
+        log::error!("the process that opens files ends: {}", report(&error));
         // SAFETY: ends the process without the handlers that its parent registered.
         unsafe { libc::_exit(1) }
     }
@@ -47,12 +51,14 @@ pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, harden: fn() -> Result<()
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_PARENT | libc::SIGCHLD, 0, 0, 0, 0) };
     if pid == 0 {
         rename("volt-starter");
-        serve_and_exit(STARTER, OPENER, Starter::new());
+        serve_and_exit(STARTER, OPENER, Starter::new(programs));
     }
     rename("volt-opener");
     confine();
+    let rules = Rules::new(bounds);
+    bounds.iter().filter(|bounds| bounds.from_start).for_each(|bounds| bound(bounds));
     // Without a starter, whoever asks it reads the end of the socket.
-    serve_and_exit(OPENER, STARTER, AllowedSockets::default());
+    serve_and_exit(OPENER, STARTER, Opener { rules, bounds, bound });
 }
 
 /// Leaves the two sockets open, and standard error. A descriptor of the VM would stay open after the VM.
@@ -153,7 +159,7 @@ struct Starter {
 }
 
 impl Starter {
-    fn new() -> Self {
+    fn new(programs: &[ProgramPattern]) -> Self {
         // SAFETY: sigemptyset initialises the set. The call returns a new descriptor without another owner.
         let ended = unsafe {
             let mut set = std::mem::zeroed();
@@ -162,7 +168,7 @@ impl Starter {
             let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
         };
-        Self { programs: Started::default(), ended }
+        Self { programs: Started::allowing(programs), ended }
     }
 }
 
@@ -180,6 +186,11 @@ impl Server for Starter {
                 self.programs.detach(pid)?;
                 Ok(Some((Answer::Done, None)))
             }
+            Request::HolderOfLock => {
+                let file = beside.into_iter().next().ok_or(io::ErrorKind::InvalidInput)?;
+                Ok(Some((Answer::Holder(holders::of_lock(&file.into())), None)))
+            }
+            Request::HolderOfTap { name } => Ok(Some((Answer::Holder(holders::of_tap(&name)), None))),
             Request::AllowProgram(program) => {
                 self.programs.allow(program);
                 Ok(None)
@@ -209,32 +220,37 @@ impl Server for Starter {
     }
 }
 
-/// The sockets that the opener may connect to, and whether it takes more.
-#[derive(Debug, Default)]
-struct AllowedSockets {
-    sockets: Vec<(Option<OwnedFd>, PathBuf)>,
-    is_sealed: bool,
+/// Makes calls with paths, and connects sockets.
+struct Opener<'a> {
+    rules: Rules,
+    bounds: Option<&'a Bounds>,
+    bound: fn(&Bounds),
 }
 
-impl Server for AllowedSockets {
+impl Server for Opener<'_> {
     fn answer(&mut self, request: Request, beside: Vec<OwnedFd>) -> Answered {
         match request {
-            Request::Make { path, call } => answer_call(path.into(), call, beside.first()).map(Some),
-            Request::Allow { .. } if self.is_sealed => Err(io::ErrorKind::PermissionDenied.into()),
+            Request::Make { path, call } => {
+                answer_call(&mut self.rules, path.into(), call, beside.first()).map(Some)
+            }
             Request::Allow { path } => {
-                self.sockets.push((beside.into_iter().next(), path.into()));
-                Ok(Some((Answer::Allowed(self.sockets.len() - 1), None)))
+                let number = self.rules.allow(beside.into_iter().next(), &PathBuf::from(path))?;
+                Ok(Some((Answer::Allowed(number), None)))
+            }
+            Request::Own { file } => {
+                self.rules.add_own(file);
+                Ok(None)
             }
             Request::Seal => {
-                self.is_sealed = true;
+                self.rules.seal();
+                self.bounds
+                    .iter()
+                    .filter(|bounds| !bounds.from_start)
+                    .for_each(|bounds| (self.bound)(bounds));
                 Ok(None)
             }
             Request::Connect { number, port } => {
-                let (directory, path) = self.sockets.get(number).ok_or(io::ErrorKind::PermissionDenied)?;
-                let mut path = path.clone().into_os_string();
-                path.push(format!("_{port}"));
-                let stream = connect_to_file(directory.as_ref().map(AsFd::as_fd), Path::new(&path))?;
-                Ok(Some((Answer::Done, Some(stream.into()))))
+                Ok(Some((Answer::Done, Some(self.rules.connect(number, port)?.into()))))
             }
             _ => Err(io::ErrorKind::PermissionDenied.into()),
         }
@@ -243,6 +259,7 @@ impl Server for AllowedSockets {
 
 /// Makes a call for the VM's process.
 fn answer_call(
+    rules: &mut Rules,
     path: PathBuf,
     call: PathCall,
     beside: Option<&OwnedFd>,
@@ -251,38 +268,15 @@ fn answer_call(
         Some(file) if path.as_os_str().is_empty() => super::own_path(file),
         _ => path,
     };
-    Ok(match call.make(beside.map(AsFd::as_fd), &path)? {
+    let at = beside.map(AsFd::as_fd);
+    rules.check(at, &path, &call)?;
+    Ok(match call.make(at, &path)? {
         call::Answer::Done => (Answer::Done, None),
         call::Answer::Opened(file) => (Answer::Done, Some(file)),
-        call::Answer::Listening { socket, file } => (Answer::Listening { file }, Some(socket)),
-        call::Answer::Holder(holder) => (Answer::Holder(holder), None),
+        call::Answer::Path(path) => (Answer::Path(path), None),
+        call::Answer::Listening { socket, file } => {
+            rules.add_own(file);
+            (Answer::Listening { file }, Some(socket))
+        }
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixListener;
-
-    use super::*;
-    use crate::testing::ScratchDir;
-
-    #[test]
-    fn sealed_opener_connects_to_allowed_sockets_alone() {
-        let scratch = ScratchDir::new();
-        let listener = UnixListener::bind(scratch.join("vsock_52")).unwrap();
-        let _other = UnixListener::bind(scratch.join("api.sock")).unwrap();
-        let mut allowed = AllowedSockets::default();
-        let mut ask = |request| allowed.answer(request, Vec::new()).map_err(|error| error.kind());
-        let connect = |number, port| Request::Connect { number, port };
-        let vsock = Request::Allow { path: scratch.join("vsock").as_path().into() };
-        assert!(matches!(ask(vsock), Ok(Some((Answer::Allowed(0), None)))));
-        assert!(matches!(ask(Request::Seal), Ok(None)));
-        let other = Request::Allow { path: scratch.join("api.sock").as_path().into() };
-        assert_eq!(ask(other).unwrap_err(), io::ErrorKind::PermissionDenied);
-        assert_eq!(ask(connect(1, 52)).unwrap_err(), io::ErrorKind::PermissionDenied);
-        assert_eq!(ask(connect(0, 53)).unwrap_err(), io::ErrorKind::NotFound);
-        let (_, socket) = ask(connect(0, 52)).unwrap().unwrap();
-        assert!(socket.is_some());
-        listener.accept().unwrap();
-    }
 }

@@ -2,15 +2,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::process::{Child, ExitStatus};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::call::PathText;
-use super::program::{
-    AllowedProgram, FORKED, OWN_PROGRAM, ProgramStart, block_signals, blocked_signals, command,
-};
+use super::program::{ProgramPattern, ProgramStart, block_signals, blocked_signals, command};
 
 /// The programs that the starter started.
 #[derive(Debug, Default)]
@@ -18,11 +14,16 @@ pub(super) struct Started {
     /// Those whose status will be asked for.
     wanted: Vec<Child>,
     detached: Vec<Child>,
-    allowed: Vec<AllowedProgram>,
+    allowed: Vec<ProgramPattern>,
     is_sealed: bool,
 }
 
 impl Started {
+    /// Allows these programs at any time.
+    pub fn allowing(programs: &[ProgramPattern]) -> Self {
+        Self { allowed: programs.to_vec(), ..Self::default() }
+    }
+
     /// Starts a program, of whose files those of a message are. Returns its number and a descriptor of it.
     ///
     /// # Errors
@@ -43,23 +44,18 @@ impl Started {
 
     /// Refuses a program that was not started, or allowed, before the programs were sealed.
     fn check(&mut self, start: &ProgramStart) -> io::Result<()> {
-        let (program, first) = (&start.program, start.arguments.first());
-        let is_known =
-            |allowed: &AllowedProgram| (&allowed.program, allowed.first.as_ref()) == (program, first);
-        let text = |text: &str| PathText::from(Path::new(text));
-        let is_fork = || *program == text(OWN_PROGRAM) && first == Some(&text(FORKED));
-        if self.allowed.iter().any(is_known) || is_fork() {
+        if self.allowed.iter().any(|allowed| allowed.allows(start)) {
             return Ok(());
         }
         if self.is_sealed {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        self.allow(AllowedProgram { program: program.clone(), first: first.cloned() });
+        self.allow(ProgramPattern::of_start(start));
         Ok(())
     }
 
     /// Allows a program also after [`Started::seal`].
-    pub fn allow(&mut self, program: AllowedProgram) {
+    pub fn allow(&mut self, program: ProgramPattern) {
         if !self.is_sealed {
             self.allowed.push(program);
         }
@@ -121,18 +117,38 @@ mod tests {
 
     #[test]
     fn sealed_starter_starts_known_programs_alone() {
-        let mut started = Started::default();
-        start(&mut started, "true", "known").unwrap();
-        started.allow(AllowedProgram::of(&Program::new("false").argument("allowed")));
+        let mut started = Started::allowing(&[ProgramPattern::new("test", [Some("-e".as_ref()), None])]);
+        let mut start = |program: &str, arguments: &[&str]| {
+            let program = Program::new(program).arguments(arguments);
+            started.start(ProgramStart::split(&program).0, Vec::new()).map(drop).map_err(|error| error.kind())
+        };
+        start("true", &["known"]).unwrap();
+        start("true", &["known"]).unwrap();
+        started.allow(ProgramPattern::of(&Program::new("false").argument("allowed")));
         started.seal();
-        start(&mut started, "true", "known").unwrap();
-        start(&mut started, "false", "allowed").unwrap();
-        for (program, first) in [("true", "other"), ("false", "known"), (OWN_PROGRAM, "run")] {
-            let error = start(&mut started, program, first).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{program} {first}");
+        started.allow(ProgramPattern::of(&Program::new("true").argument("late")));
+        let mut start = |program: &str, arguments: &[&str]| {
+            let program = Program::new(program).arguments(arguments);
+            started.start(ProgramStart::split(&program).0, Vec::new()).map(drop).map_err(|error| error.kind())
+        };
+        start("true", &["known"]).unwrap();
+        start("false", &["allowed"]).unwrap();
+        start("test", &["-e", "/any"]).unwrap();
+        let others: [(&str, &[&str]); 6] = [
+            ("true", &["other"]),
+            ("true", &["known", "more"]),
+            ("true", &["late"]),
+            ("false", &["known"]),
+            ("test", &["-d", "/any"]),
+            ("test", &["-e"]),
+        ];
+        for (program, arguments) in others {
+            assert_eq!(
+                start(program, arguments),
+                Err(io::ErrorKind::PermissionDenied),
+                "{program} {arguments:?}"
+            );
         }
-        started.allow(AllowedProgram::of(&Program::new("true").argument("late")));
-        assert!(start(&mut started, "true", "late").is_err());
     }
 
     #[test]

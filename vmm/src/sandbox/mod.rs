@@ -15,7 +15,9 @@ use std::sync::{Once, OnceLock};
 
 use crate::error::{Error, Result};
 use crate::paths;
-use crate::paths::opener;
+use crate::paths::opener::{self, Duties};
+pub use crate::paths::program::ProgramPattern;
+pub use crate::paths::rules::Bounds;
 pub use in_force::{InForce, KindInForce, in_force};
 use seccomp::Filters;
 pub use seccomp::OnForbiddenCall;
@@ -80,6 +82,11 @@ pub struct Confinement {
     /// Isolates the process by namespaces and limits too, as far as the host allows; the log names what it
     /// does not. The process then goes on in a child, and the started process waits for it.
     pub strict: Option<Isolation>,
+    /// What the opener may open, if it does not open all that this user may. The kernel holds it to that by
+    /// Landlock, and the log says so if it cannot.
+    pub bounds: Option<Bounds>,
+    /// Programs that the process may start while its guest runs, besides those that it started before.
+    pub programs: Vec<ProgramPattern>,
 }
 
 impl Default for Confinement {
@@ -92,6 +99,8 @@ impl Default for Confinement {
             opener: true,
             one_vm: false,
             strict: None,
+            bounds: None,
+            programs: Vec::new(),
         }
     }
 }
@@ -155,7 +164,8 @@ static CONFINED: OnceLock<Confined> = OnceLock::new();
 /// [`Error::Config`] if `filters` is not valid; [`Error::Host`] if the host refuses, or if the process is
 /// confined already.
 pub fn confine(confinement: &Confinement) -> Result<()> {
-    let Confinement { on_forbidden, seccomp, filters, opener, one_vm, strict } = confinement;
+    let Confinement { on_forbidden, seccomp, filters, opener, one_vm, strict, bounds, programs } =
+        confinement;
     let filters = seccomp.then(|| Filters::new(*on_forbidden, filters.as_deref())).transpose()?;
     CONFINED.set(Confined { filters, one_vm: *one_vm }).map_err(|_| {
         Error::host("confine the process again", std::io::Error::from(std::io::ErrorKind::AlreadyExists))
@@ -166,10 +176,30 @@ pub fn confine(confinement: &Confinement) -> Result<()> {
     // In this order: the opener stays in the host's namespaces, and a user namespace is entered by a process
     // that is dumpable.
     if *opener {
-        opener::start(process::harden, || confine_this_thread(ThreadKind::Opener))?;
+        opener::start(&Duties {
+            harden: process::harden,
+            confine: || confine_this_thread(ThreadKind::Opener),
+            bounds: bounds.as_ref(),
+            bound: keep_within,
+            programs,
+        })?;
     }
-    strict.as_ref().map_or(Ok(()), strict::isolate)?;
+    let first = bounds.as_ref().and_then(|bounds| bounds.directories.first());
+    first.into_iter().for_each(|directory| paths::keep_temporary_directory(directory));
+    if let Some(isolation) = strict {
+        // This process gets other namespaces, and perhaps an empty root.
+        paths::keep_current_directory();
+        strict::isolate(isolation)?;
+    }
     process::harden()
+}
+
+/// Keeps the opener within its bounds for good. Ends it if the kernel refuses.
+fn keep_within(bounds: &Bounds) {
+    if let Err(error) = landlock::keep_within(bounds) {
+        log::error!("cannot confine the process that opens files: {error}; it ends");
+        std::process::abort();
+    }
 }
 
 /// Gives up what only a VM that does not run yet needs. Called before each start of a VM.
@@ -221,7 +251,9 @@ pub fn confine_this_thread(kind: ThreadKind) {
         log::error!("cannot confine a thread of kind {}: {error}; the process ends", kind.name());
         std::process::abort();
     };
-    if kind != ThreadKind::Opener {
+    if kind == ThreadKind::Opener {
+        landlock::leave_other_processes().unwrap_or_else(|error| refused(&error));
+    } else {
         landlock::give_up_rights().unwrap_or_else(|error| refused(&error));
         in_force::note(kind, parent);
         paths::ask_from_now_on();

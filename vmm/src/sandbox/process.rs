@@ -21,10 +21,7 @@ const PAGEMAP_PATH: &str = "/proc/self/pagemap";
 /// [`Error::Host`] if the kernel refuses.
 pub(super) fn harden() -> Result<()> {
     let refused = |act: &'static str| move |source: rustix::io::Errno| Error::host(act, source);
-    // Without CAP_DAC_OVERRIDE, a process that is not dumpable may not open it.
-    if let Ok(file) = File::open(PAGEMAP_PATH) {
-        let _ = PAGEMAP.set(file);
-    }
+    keep_pagemap();
     // A service manager may have asked for it. Pages shared by content tell a neighbour what they hold. A
     // kernel older than 6.4 does not know the call.
     let _ = unset_memory_merge();
@@ -34,6 +31,14 @@ pub(super) fn harden() -> Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(refused("make the process not dumpable"))?;
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     setrlimit(Resource::Core, none).map_err(refused("forbid core files"))
+}
+
+/// Opens the process's own page map. Without CAP_DAC_OVERRIDE, a process that is not dumpable may not, and one
+/// in an empty root does not find it.
+pub(super) fn keep_pagemap() {
+    if let Ok(file) = File::open(PAGEMAP_PATH) {
+        let _ = PAGEMAP.set(file);
+    }
 }
 
 /// Takes the process's memory out of the search for pages of equal content (`PR_SET_MEMORY_MERGE`, KSM).

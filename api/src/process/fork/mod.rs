@@ -12,28 +12,16 @@
 //! and exits. The parent closes the sockets of all children if one fails, and the kernel does if the parent
 //! dies.
 
-use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use volt_vmm::config::Overrides;
-use volt_vmm::internal::paths::FORKED;
 use volt_vmm::{Cure, VmShape};
-
-use crate::process::confinement::ConfinementChoice;
 
 pub(crate) mod children;
 pub(crate) mod parent;
-
-/// Returns the arguments of a fork's child. Their order is fixed, so that the child recognizes them without
-/// clap, whose set-up takes longer than exec.
-pub(crate) fn child_arguments(api_socket: &Path, id: &str) -> [OsString; 5] {
-    let text = OsString::from;
-    [text(FORKED), text("--api-socket"), api_socket.into(), text("--id"), text(id)]
-}
 
 /// Longest message, in bytes. The handover is not a message.
 const LONGEST_MESSAGE: u32 = 1 << 20;
@@ -46,9 +34,6 @@ pub(crate) struct ChildSetup {
     pub(crate) overrides: Overrides,
     /// Whether the child's VM stays paused until a client resumes it.
     pub(crate) paused: bool,
-    /// The confinement of the parent.
-    #[serde(default)]
-    pub(crate) confinement: ConfinementChoice,
 }
 
 /// A later message of the parent.

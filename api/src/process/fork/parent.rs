@@ -16,7 +16,7 @@ use volt_vmm::{Cure, Error, FileRef, Handover, Invalid, Vm, VmShape};
 use super::children;
 use super::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
 use crate::failure::Failure;
-use crate::process::fork::child_arguments;
+use crate::process::child_command::{child_arguments, confinement_of_child};
 use crate::process::{confinement, start};
 
 /// A child to create.
@@ -47,13 +47,9 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<ChildSpec>, paused: bool) -> Result<Vec<
     // The parent holds a socket for each child until it is detached.
     start::allow_descriptors();
     // The children start while the parent captures its VM.
-    let setup = ChildSetup {
-        shape: VmShape::of(&config),
-        overrides: Overrides::default(),
-        paused,
-        confinement: confinement::chosen(),
-    };
-    let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, &setup));
+    let setup = ChildSetup { shape: VmShape::of(&config), overrides: Overrides::default(), paused };
+    let confinement = confinement_of_child(&confinement::chosen());
+    let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, &setup, &confinement));
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
     let handover = vm.snapshot_in_memory()?.handover()?;
     for child in &mut children {
@@ -123,7 +119,7 @@ struct Child {
 }
 
 impl Child {
-    fn spawn(wanted: ChildSpec, setup: &ChildSetup) -> Result<Self, Failure> {
+    fn spawn(wanted: ChildSpec, setup: &ChildSetup, confinement: &str) -> Result<Self, Failure> {
         let ChildSpec { api_socket, serial, overrides } = wanted;
         let failed = |act: &str, source: io::Error| {
             Failure::child(&api_socket, volt_vmm::problem(&Failure::system(act, source)))
@@ -142,7 +138,7 @@ impl Child {
             stdin: Stream::File(far.into()),
             stdout: output.map_or(Stream::Null, |(file, _)| Stream::File(file.into())),
             stderr: Stream::Inherited,
-            ..Program::new(OWN_PROGRAM).arguments(child_arguments(&api_socket, &id))
+            ..Program::new(OWN_PROGRAM).arguments(child_arguments(&api_socket, &id, confinement))
         };
         let process = program.start();
         let forked = |pid| Forked { pid, api_socket: api_socket.clone(), id };

@@ -32,7 +32,7 @@ impl Listener {
     /// # Errors
     /// Another process listens there, the file is not a socket, or the host refuses.
     pub fn open(act: &'static str, path: &SocketPath) -> Result<Self> {
-        let listening = paths::listen(path.directory(), path.as_path());
+        let listening = paths::listen(path.directory(), path.as_path(), false);
         let (socket, file) = listening.map_err(|source| Error::file(act, path, source))?;
         Ok(Self { socket, path: path.clone(), file })
     }

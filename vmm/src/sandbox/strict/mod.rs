@@ -19,6 +19,7 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
+use super::process;
 use crate::error::{Error, Result};
 use cgroups::{Cgroup, CgroupLimits};
 use namespaces::Namespace;
@@ -64,6 +65,7 @@ pub(super) fn isolate(isolation: &Isolation) -> Result<()> {
     lacking
         .extend(refused.iter().map(|(kind, errno)| format!("a namespace of kind {} ({errno})", kind.name())));
     if *empty_root {
+        process::keep_pagemap();
         lacking.extend(root::enter_empty().err().map(|errno| format!("an empty root ({errno})")));
     }
     limits::limit().map_err(|source| Error::host("limit the process's resources", source))?;

@@ -83,7 +83,7 @@ impl LayerCopies {
     /// # Errors
     /// The host refuses.
     pub(crate) fn without_names(vm: &SharedMachine) -> Result<Self> {
-        Self::begin(vm, |id| Ok((id.to_owned(), nameless(&std::env::temp_dir())?)))
+        Self::begin(vm, |id| Ok((id.to_owned(), nameless(&paths::temporary_directory())?)))
     }
 
     fn begin(vm: &SharedMachine, make: impl Fn(&str) -> Result<(String, File)>) -> Result<Self> {
@@ -386,7 +386,7 @@ pub fn create_restore_layers(
             (true, given, LayerFiles::Held(_)) => Some(given.open_writable("open layer", false)?),
             (true, _, LayerFiles::Directory(_)) => None,
             (false, ..) => {
-                let file = nameless(&std::env::temp_dir())?;
+                let file = nameless(&paths::temporary_directory())?;
                 *layer = FileRef::Fd(file.as_raw_fd());
                 fresh.unnamed.push(file);
                 None

@@ -134,7 +134,7 @@ pub struct BaseSnapshot {
 impl BaseSnapshot {
     /// The snapshot at `path`, with this digest of its memory.
     pub(crate) fn new(digest: u64, path: &Path) -> Self {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let path = crate::paths::absolute(path).unwrap_or_else(|_| path.to_owned());
         Self { memory_digest: digest::format(digest), path }
     }
 

@@ -143,5 +143,5 @@ fn base_at(snapshot: &Path, wanted: &BaseSnapshot, found: GrantedBase) -> Result
 }
 
 fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+    crate::paths::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

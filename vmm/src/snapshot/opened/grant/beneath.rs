@@ -58,9 +58,9 @@ fn open(directory: &Path, path: &Path, links: LinkPolicy) -> io::Result<OwnedFd>
     let flags = OFlags::PATH;
     let outside = || io::Error::from(Errno::XDEV);
     let root = paths::open(directory, flags | OFlags::DIRECTORY, 0).map_err(|_| outside())?;
-    let path = std::path::absolute(path).map_err(|_| outside())?;
+    let path = paths::absolute(path).map_err(|_| outside())?;
     // The caller's path to the directory itself may have links.
-    let spelled = std::path::absolute(directory).map_err(|_| outside())?;
+    let spelled = paths::absolute(directory).map_err(|_| outside())?;
     let within = path.strip_prefix(&spelled).ok().map(Path::to_owned);
     let real = || path.strip_prefix(real_path(&root)?).ok().map(Path::to_owned);
     let within = within.or_else(real).ok_or_else(outside)?;
@@ -74,7 +74,7 @@ fn open(directory: &Path, path: &Path, links: LinkPolicy) -> io::Result<OwnedFd>
 }
 
 fn real_path(of: impl AsFd) -> Option<PathBuf> {
-    paths::path_of(of).ok()
+    paths::real_path(of.as_fd()).ok()
 }
 
 #[cfg(test)]

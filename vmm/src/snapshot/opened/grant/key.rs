@@ -54,6 +54,12 @@ impl GrantKey {
     }
 }
 
+/// Makes the key if there is none. Returns the path of its file, if there can be one.
+pub fn ensure() -> Option<PathBuf> {
+    GrantKey::open_or_make().ok()?;
+    Some(directory().ok()?.join(NAME))
+}
+
 /// Why there is no key to mark with.
 #[derive(Debug)]
 pub(crate) enum NoKey {
