@@ -25,21 +25,21 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::{Mutex, OnceLock};
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::call::{self, PathCall};
+use super::channel::{self, Channel};
 use super::message::{Answer, Request};
 use super::program::{AllowedProgram, ProgramStart};
 use super::serve;
 use crate::error::{Error, Result};
-use crate::packets::{receive_several, send_several};
 use crate::sync::lock;
 
 /// The sockets of the opener and the starter.
 #[derive(Debug)]
 struct Beside {
-    opener: Mutex<OwnedFd>,
-    starter: Mutex<OwnedFd>,
+    opener: Mutex<Channel>,
+    starter: Mutex<Channel>,
 }
 
 /// Those of this process, once they were started.
@@ -63,7 +63,8 @@ pub(crate) fn start(harden: fn() -> Result<()>, confine: fn()) -> Result<()> {
         0 => serve::run(&far_opener, &far_starter, harden, confine),
         _ => {}
     }
-    let _ = BESIDE.set(Beside { opener: Mutex::new(opener), starter: Mutex::new(starter) });
+    let [opener, starter] = [opener, starter].map(|socket| Mutex::new(Channel::new(socket)));
+    let _ = BESIDE.set(Beside { opener, starter });
     Ok(())
 }
 
@@ -106,7 +107,7 @@ pub(crate) fn allow(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Resul
 pub(crate) fn seal() {
     for process in BESIDE.get().iter().flat_map(|processes| [&processes.opener, &processes.starter]) {
         // Where one has ended there is nothing to seal.
-        let _ = send_several(&*lock(process), &Request::Seal, &[], SendFlags::empty());
+        let _ = lock(process).tell(&Request::Seal, &[]);
     }
 }
 
@@ -123,8 +124,7 @@ pub(crate) fn connect(number: usize, port: u32) -> io::Result<UnixStream> {
 pub(super) fn allow_program(program: AllowedProgram) {
     if let Some(processes) = BESIDE.get() {
         // A starter that has ended starts nothing.
-        let request = Request::AllowProgram(program);
-        let _ = send_several(&*lock(&processes.starter), &request, &[], SendFlags::empty());
+        let _ = lock(&processes.starter).tell(&Request::AllowProgram(program), &[]);
     }
 }
 
@@ -161,18 +161,10 @@ pub(super) fn detach(pid: u32) -> io::Result<()> {
 }
 
 fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<OwnedFd>)> {
-    let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that opens files has ended");
-    let processes = BESIDE.get().ok_or_else(ended)?;
-    let socket = match request {
+    let processes = BESIDE.get().ok_or_else(channel::ended)?;
+    let mut channel = match request {
         Request::Start(_) | Request::StatusOf { .. } | Request::Detach { .. } => lock(&processes.starter),
         _ => lock(&processes.opener),
     };
-    send_several(&*socket, request, beside, SendFlags::empty())
-        .map_err(|error| if error.kind() == io::ErrorKind::BrokenPipe { ended() } else { error })?;
-    match receive_several(&*socket, RecvFlags::empty())? {
-        Some((Answer::Failed { errno: Some(errno), .. }, _)) => Err(io::Error::from_raw_os_error(errno)),
-        Some((Answer::Failed { reason, .. }, _)) => Err(io::Error::other(reason)),
-        Some(answer) => Ok(answer),
-        None => Err(ended()),
-    }
+    channel.ask(request, beside)
 }
