@@ -79,8 +79,8 @@ impl Caller {
     }
 }
 
-/// Threads mix the calls of an act, so a call is found again by its place among those of its kind: of the same
-/// caller, name and request.
+/// Threads mix the calls of an act, so a call is found again by its place among those of its kind: of the
+/// same caller, name and request.
 type Kind = (Caller, &'static str, u32);
 
 /// See the module. Cloning shares it.

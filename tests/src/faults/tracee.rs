@@ -212,7 +212,7 @@ pub(super) fn kill(process: Option<Pid>) {
     }
 }
 
-/// Waits until a process has ended. Nobody may have taken its status.
+/// Waits until a process has ended, also if its parent has not taken its status.
 pub(super) fn wait_for_end(process: Pid) {
     let name = format!("/proc/{}/stat", id(process));
     wait_until("a process beside a killed VM ends", || {
