@@ -20,7 +20,7 @@ MEMORY=2048    # MiB of a fuzzer
 usage() {
     cat <<END
 Usage: scripts/fuzz.sh [--built] SECONDS [TARGET]...
-       scripts/fuzz.sh --build | --list | --touched | --missing
+       scripts/fuzz.sh --build [TARGET]... | --list | --touched | --missing
 
 Builds the fuzz targets, runs each or the TARGETs for so many SECONDS, as many at once as there are
 processors, and prints a table: executions, executions a second, covered edges, inputs kept, crashes. Fuzzing
@@ -30,7 +30,7 @@ Exit status 1 if a target crashed or could not be built; the input is then in $F
 ends all fuzzers and prints the table of what they did.
 
   --built    run what was built before
-  --build    only build
+  --build    only build, all targets or the TARGETs
   --list     print the names of all targets
   --touched  print the names of targets whose sources the change touches ($TABLE): the commits since the merge
              base with the main branch, on that branch the last commit, and what is not committed. All names
@@ -98,8 +98,14 @@ missing() {
     fi
 }
 
+# build [TARGET]...: builds them, or all. cargo-fuzz takes one name or none.
 build() {
-    nice -n 19 cargo "+$NIGHTLY" fuzz build --fuzz-dir $FUZZ --target "$TARGET" --codegen-units 4
+    local name
+    [ $# -gt 0 ] || set -- ""
+    for name in "$@"; do
+        nice -n 19 cargo "+$NIGHTLY" fuzz build --fuzz-dir $FUZZ --target "$TARGET" --codegen-units 4 \
+            ${name:+"$name"} || return
+    done
 }
 
 # begin NAME: runs a fuzzer in the background, in a process group of its own.
@@ -177,7 +183,7 @@ main() {
     local built="" name some at_once
     case ${1-} in
         --help | -h | --list | --touched | --missing | --build)
-            case $1 in -h | --help) usage ;; *) "${1#--}" ;; esac
+            case $1 in -h | --help) usage ;; *) "${1#--}" "${@:2}" ;; esac
             exit
             ;;
         --built) built=yes && shift ;;
@@ -189,7 +195,7 @@ main() {
     [ $# -gt 0 ] || mapfile -t names < <(list)
     [ $# -eq 0 ] || names=("$@")
     ! name=$(missing) || fail "$name is missing: run scripts/install-deps.sh fuzz"
-    [ -n "$built" ] || build || fail "the targets cannot be built"
+    [ -n "$built" ] || build "$@" || fail "the targets cannot be built"
     # Syncs of files in memory take no time.
     work=${TMPDIR:-/tmp}
     [ ! -w /dev/shm ] || work=/dev/shm

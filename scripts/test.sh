@@ -40,7 +40,6 @@ Usage: scripts/test.sh [--yes] [--lab] [--full] [--fuzz-seconds N] [SUITE]...
        scripts/test.sh -k NAME [--lab] [SUITE]...
 
 Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
-The suite faults runs with --full, or if it is named.
 The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
 A whole-program test that fails runs once more, alone, and is reported as a flake if it then passes. It counts
 as failed. JUnit reports of the whole-program tests are in target/junit.
@@ -404,15 +403,19 @@ one_lab() {
     return "$status"
 }
 
-# Builds the fuzz targets meanwhile, with what the labs leave of the processors.
+# Builds the chosen fuzz targets meanwhile, with what the labs leave of the processors.
 begin_to_build_fuzz_targets() {
-    ! scripts/fuzz.sh --missing >/dev/null || return 0
-    begin fuzz-build scripts/fuzz.sh --build
+    [ ${#targets[@]} -gt 0 ] && ! scripts/fuzz.sh --missing >/dev/null || return 0
+    begin fuzz-build scripts/fuzz.sh --build "${targets[@]}"
     fuzz_build=begun
 }
 
 build_fuzz_targets() {
-    if [ -n "$fuzz_build" ]; then finish fuzz-build "$BUILD_LIMIT"; else scripts/fuzz.sh --build; fi
+    if [ -n "$fuzz_build" ]; then
+        finish fuzz-build "$BUILD_LIMIT"
+    else
+        scripts/fuzz.sh --build "${targets[@]}"
+    fi
 }
 
 # fuzz TARGET: counts as a test.
@@ -434,17 +437,16 @@ choose_fuzz_targets() {
     [ ! -s "$work/fuzz-targets" ] || expect fuzz "$work/fuzz-targets"
 }
 
+# Builds and runs the targets of $targets. scripts/check.sh compiles the others for its lints.
 fuzz_all() {
-    local missing target targets
-    stage "list fuzz targets" choose_fuzz_targets || return
-    mapfile -t targets <"$work/fuzz-targets"
+    local missing target
+    [ ${#targets[@]} -gt 0 ] || return 0
     if missing=$(scripts/fuzz.sh --missing); then
         for target in "${targets[@]}"; do
             result fuzz "$target" skipped "there is no $missing"
         done
         return
     fi
-    # All targets must build, even if none of them runs.
     stage "build fuzz targets" build_fuzz_targets || return
     local at_once some
     at_once=$(nproc)
@@ -579,9 +581,7 @@ main() {
         shift
     done
     suites_given=${#suites[@]}
-    # The faults take part with --full or by name, until they have passed with many seeds.
-    [ "$suites_given" -gt 0 ] || suites=(unit small linux fuzz)
-    [ "$suites_given" -gt 0 ] || [ -z "$full" ] || suites=("${ALL[@]}")
+    [ "$suites_given" -gt 0 ] || suites=("${ALL[@]}")
     generations=$GENERATIONS
     [ -z "$full" ] || generations=$GENERATIONS_FULL
     generations=${VOLT_GENERATIONS:-$generations}
@@ -593,7 +593,7 @@ main() {
     fault_seed=${VOLT_FAULT_SEED:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-tests.XXXXXX") || exit 1
-    fuzz_build="" begun=()
+    fuzz_build="" targets=() begun=()
     trap 'end_begun; rm -rf "$work"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
@@ -651,8 +651,11 @@ main() {
         [ -e "$work/backports" ] ||
             where+=("the lab has one kernel only: no backports kernel of Debian was found")
     fi
+    if wants fuzz && stage "list fuzz targets" choose_fuzz_targets; then
+        mapfile -t targets <"$work/fuzz-targets"
+    fi
     if [ ${#emulated[@]} -gt 0 ]; then
-        if wants fuzz; then begin_to_build_fuzz_targets; fi
+        begin_to_build_fuzz_targets
         stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
     fi
     # Guest memory is shared memory: once, all of it in huge pages, which this host may not give.
@@ -663,7 +666,7 @@ main() {
         rm -f "$work/only-small"
         stage "whole-program tests, small, in the lab, with huge pages" in_lab small
     fi
-    if wants fuzz; then fuzz_all; fi
+    fuzz_all
     for suite in "${where[@]}"; do times+=("whole-program tests, $suite"); done
     summary
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use volt_tests::faults::{Call, Case, Fault};
+use volt_tests::faults::{Call, Case};
 use volt_tests::scratch::list;
 use volt_tests::{Outcome, Scratch, Snapshot};
 
@@ -62,7 +62,7 @@ impl Store {
                 is_right(&made);
                 std::fs::remove_dir_all(self.place()).unwrap();
             }
-            None if case.fault == Fault::Kill => {}
+            None if case.fault.kills() => {}
             None if hit.is_some_and(|hit| REMOVERS.contains(&hit.name)) => {}
             None => assert_eq!(list(&self.directory), [""; 0], "{context}: leftovers of a failed act"),
         }
@@ -79,7 +79,7 @@ pub fn ended_well(case: &Case, hit: Option<&Call>, outcome: &Outcome) {
     }
     match outcome.status {
         0 => {}
-        KILLED if case.fault == Fault::Kill && hit.is_some() => {}
+        KILLED if case.fault.kills() && hit.is_some() => {}
         _ => is_proper(case, outcome),
     }
 }

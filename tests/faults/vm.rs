@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use volt_tests::faults::{Call, Fault, Injector, Sample, Side};
+use volt_tests::faults::{Call, Caller, Fault, Injector, Sample, Side};
 use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs};
 
 use crate::left::Store;
@@ -115,8 +115,13 @@ impl Act<'_> {
         for case in Sample::of(self.name, &calls, self.side == Side::Writes) {
             self.pause(&started.guest);
             let (outcome, hit) = injector.inject(&case, || self.take(&started.guest, &store.place()));
-            let is_killed = case.fault == Fault::Kill && hit.is_some();
+            let is_killed = case.fault.kills() && hit.is_some();
             if is_killed || hit.as_ref().is_some_and(loses_a_layer) {
+                // A VM whose opener was killed runs on, and takes no more snapshots.
+                if case.fault == Fault::Kill && hit.as_ref().is_some_and(|hit| hit.caller != Caller::Other) {
+                    self.resume(&started.guest);
+                    self.guest.goes_on(&mut started.guest);
+                }
                 killed = Some(std::mem::replace(&mut started, self.start(Some(&injector))));
             } else {
                 self.resume(&started.guest);

@@ -15,7 +15,7 @@ use crate::guest::Guest;
 use crate::held_syncs::HeldSyncs;
 use crate::kvm_shim::KvmShim;
 use crate::namespace::Namespace;
-use crate::pressure::Pressure;
+use crate::pressure::{MemoryLimit, Pressure};
 use crate::program::binary;
 use crate::scratch::Scratch;
 use crate::terminal::Terminal;
@@ -42,8 +42,9 @@ pub(crate) struct Launch<'a> {
     pub(crate) input: Input<'a>,
     pub(crate) namespace: Option<&'a Namespace>,
     pub(crate) shim: KvmShim,
-    /// The control group of the process.
+    /// The control groups of the process.
     pub(crate) pressure: Option<&'a Pressure>,
+    pub(crate) limit: Option<&'a MemoryLimit>,
     /// The syncs that the test can hold.
     pub(crate) syncs: Option<&'a HeldSyncs>,
     /// The faults of its system calls.
@@ -54,7 +55,8 @@ impl Launch<'_> {
     /// Starts `volt-vmm` with input from the test and no special surroundings.
     pub(crate) fn of(arguments: Vec<OsString>) -> Self {
         let (input, shim) = (Input::Test, KvmShim::new());
-        Self { arguments, input, namespace: None, shim, pressure: None, syncs: None, faults: None }
+        let (namespace, pressure, limit) = (None, None, None);
+        Self { arguments, input, namespace, shim, pressure, limit, syncs: None, faults: None }
     }
 
     pub(crate) fn start(self, scratch: Scratch, socket: PathBuf) -> Guest {
@@ -62,6 +64,9 @@ impl Launch<'_> {
         command.args(&self.arguments);
         if let Some(pressure) = self.pressure {
             pressure.apply(&mut command);
+        }
+        if let Some(limit) = self.limit {
+            limit.apply(&mut command);
         }
         if let Some(namespace) = self.namespace {
             namespace.apply(&mut command);

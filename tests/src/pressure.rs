@@ -4,12 +4,13 @@
 //! Therefore a process is started in the group: [`Pressure::apply`].
 #![allow(unsafe_code)]
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::Pid;
 
 use crate::patience::in_lab;
 use crate::scratch::Scratch;
@@ -102,20 +103,63 @@ impl MemoryLimit {
         limit
     }
 
-    /// Returns a command that runs `program` in the group.
+    /// Starts a command in the group. All memory of the command and its children counts.
+    ///
+    /// # Panics
+    /// The group is gone.
+    pub fn apply(&self, command: &mut Command) {
+        enter(&self.0, command);
+    }
+
+    /// Moves a process to the group. Memory that it touches from then on counts.
+    ///
+    /// # Panics
+    /// The process has ended.
+    pub fn take(&self, process: Pid) {
+        fs::write(self.0.join("cgroup.procs"), process.as_raw_nonzero().to_string()).expect("move a process");
+    }
+
+    /// Returns how many processes of the group the kernel has killed for lack of memory.
+    ///
+    /// # Panics
+    /// The kernel does not tell.
     #[must_use]
-    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", r#"echo $$ > "$1"/cgroup.procs && shift && exec "$@""#, "sh"]);
-        command.arg(&self.0).arg(program);
-        command
+    pub fn kills(&self) -> u64 {
+        kills_in(&self.0)
     }
 }
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
+        remove(&self.0);
     }
+}
+
+/// Returns how many processes of a group the kernel has killed for lack of memory.
+fn kills_in(group: &Path) -> u64 {
+    let told = |file| fs::read_to_string(group.join(file)).ok();
+    let told = told("memory.events").or_else(|| told("memory.oom_control")).expect("events of the group");
+    let number = told.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    number.expect("the number of kills").parse().expect("a number")
+}
+
+/// Starts a command in a group.
+fn enter(group: &Path, command: &mut Command) {
+    let path = group.join("cgroup.procs");
+    let processes = File::options().write(true).open(&path);
+    let processes = processes.unwrap_or_else(|error| panic!("open {}: {error}", path.display()));
+    let enter = move || Ok(rustix::io::write(&processes, b"0").map(|_| ())?);
+    // SAFETY: between fork and exec one system call is made, on an open descriptor.
+    unsafe { command.pre_exec(enter) };
+}
+
+/// Removes a group. Only an empty one can be removed, so its processes move to the parent group.
+fn remove(group: &Path) {
+    let parent = group.parent().expect("the group is in another one");
+    for pid in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
+        let _ = fs::write(parent.join("cgroup.procs"), pid);
+    }
+    let _ = fs::remove_dir(group);
 }
 
 impl Pressure {
@@ -140,12 +184,7 @@ impl Pressure {
     /// # Panics
     /// The group is gone.
     pub fn apply(&self, command: &mut Command) {
-        let path = self.group.join("cgroup.procs");
-        let processes = File::options().write(true).open(&path);
-        let processes = processes.unwrap_or_else(|error| panic!("open {}: {error}", path.display()));
-        let enter = move || Ok(rustix::io::write(&processes, b"0").map(|_| ())?);
-        // SAFETY: between fork and exec one system call is made, on an open descriptor.
-        unsafe { command.pre_exec(enter) };
+        enter(&self.group, command);
     }
 
     /// Tells whether a process is in the group.
@@ -167,6 +206,23 @@ impl Pressure {
         fs::read_to_string(self.group.join("memory.swap.current")).unwrap().trim().parse().unwrap()
     }
 
+    /// Limits the bytes that may be swapped out.
+    ///
+    /// # Panics
+    /// The kernel refuses.
+    pub fn limit_swap(&self, bytes: u64) {
+        self.write("memory.swap.max", &bytes.to_string());
+    }
+
+    /// Returns how many processes of the group the kernel has killed for lack of memory.
+    ///
+    /// # Panics
+    /// The kernel does not tell.
+    #[must_use]
+    pub fn kills(&self) -> u64 {
+        kills_in(&self.group)
+    }
+
     fn write(&self, file: &str, text: &str) {
         let path = self.group.join(file);
         fs::write(&path, text).unwrap_or_else(|error| panic!("write {text} to {}: {error}", path.display()));
@@ -181,11 +237,7 @@ impl Drop for Pressure {
                 eprintln!("{file}:\n{}", fs::read_to_string(self.group.join(file)).unwrap_or_default());
             }
         }
-        // Only an empty group can be removed, so its processes move to the parent group.
-        for pid in fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default().lines() {
-            let _ = fs::write(Path::new(GROUPS).join("cgroup.procs"), pid);
-        }
-        let _ = fs::remove_dir(&self.group);
+        remove(&self.group);
         drop(self.swap.take());
     }
 }

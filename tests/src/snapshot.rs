@@ -17,7 +17,7 @@ use crate::kvm_shim::KvmShim;
 use crate::launch::{Input, Launch};
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
-use crate::pressure::Pressure;
+use crate::pressure::{MemoryLimit, Pressure};
 use crate::program::binary;
 use crate::scratch::Scratch;
 use crate::state_file;
@@ -126,6 +126,14 @@ impl Snapshot {
     pub fn restore_under(&self, pressure: &Pressure, options: &[&str]) -> Guest {
         let (arguments, socket) = self.restore_arguments(options);
         Launch { pressure: Some(pressure), ..Launch::of(arguments) }.start(self.scratch.clone(), socket)
+    }
+
+    /// Restores the snapshot with limited memory for the VM and a pager that it starts. The kernel kills one of
+    /// them if they need more.
+    #[must_use]
+    pub fn restore_limited(&self, limit: &MemoryLimit, options: &[&str]) -> Guest {
+        let (arguments, socket) = self.restore_arguments(options);
+        Launch { limit: Some(limit), ..Launch::of(arguments) }.start(self.scratch.clone(), socket)
     }
 
     /// Restores the snapshot and lets the test fail system calls of the VM and its descendants.

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::process::Command;
 
 use rustix::fs::SeekFrom;
 use volt_tests::program::binary;
@@ -52,7 +53,9 @@ fn written(snapshot: &Snapshot, mib: u64) -> Vm {
 }
 
 fn merge(limit: &MemoryLimit, diff: &Path, to: &Path) -> Outcome {
-    Outcome::of_command(limit.command(binary()).args(["snapshot", "merge"]).arg(diff).arg(to))
+    let mut command = Command::new(binary());
+    limit.apply(&mut command);
+    Outcome::of_command(command.args(["snapshot", "merge"]).arg(diff).arg(to))
 }
 
 #[test]

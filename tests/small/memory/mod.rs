@@ -5,6 +5,7 @@ mod isolated;
 mod large_base;
 mod lazy;
 mod lazy_forks;
+mod limited;
 mod pager;
 mod pager_devices;
 mod pager_groups;

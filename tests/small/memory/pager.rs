@@ -31,7 +31,7 @@ impl Shared {
         Self::of(MIB)
     }
 
-    fn of(mib: u64) -> Self {
+    pub(crate) fn of(mib: u64) -> Self {
         let mut guest = Guest::boot(&format!("count mib={mib}"));
         while guest.next_number("count") < mib * 4 + 4 {} // by then the guest has written all of its memory
         guest.pause();
@@ -56,7 +56,7 @@ impl Shared {
 
     /// Waits until one pager is left. A second one, started at the same time, finds the place claimed and
     /// ends.
-    fn pager(&self) -> Pid {
+    pub(crate) fn pager(&self) -> Pid {
         wait_until("there is one pager", || self.pagers().len() == 1);
         self.pagers()[0]
     }
@@ -86,8 +86,13 @@ pub(crate) fn base_of(guest: &Guest) -> Vec<String> {
 
 /// Waits until the guest has gone twice through all of its memory.
 pub(crate) fn goes_on(guest: &mut Guest) {
+    goes_twice_through(guest, MIB);
+}
+
+/// Waits until the guest has gone twice through these MiB.
+pub(crate) fn goes_twice_through(guest: &mut Guest, mib: u64) {
     let first = guest.next_number("count");
-    while guest.next_number("count") < first + 2 * MIB * 4 {}
+    while guest.next_number("count") < first + 2 * mib * 4 {}
     assert!(!guest.output().contains("WRONG"), "{}", guest.output());
 }
 

@@ -35,6 +35,11 @@ pub(super) enum When {
     MapsFile {
         shared: bool,
     },
+    /// An `openat2` whose flags have one of the bits of `WRITING`, or none. The kernel's filter cannot read
+    /// them.
+    Opens {
+        writes: bool,
+    },
     /// Any ioctl of KVM but those that run a vCPU or interrupt it.
     Kvm,
 }
@@ -55,7 +60,7 @@ pub(super) enum Object {
 }
 
 /// `O_WRONLY | O_RDWR | O_CREAT | O_TMPFILE`.
-const WRITING: u32 =
+pub(super) const WRITING: u32 =
     (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TMPFILE) as u32 & !(libc::O_DIRECTORY as u32);
 /// Requests of `fcntl` that lock, seal or duplicate.
 const FCNTL: &[u32] = &[
@@ -97,6 +102,7 @@ use When::{Has, Is, Kvm, Lacks, MapsFile};
 static WRITES: &[Watched] = &[
     only(Has(1, WRITING), call(libc::SYS_open, "open", Path(0), Errors)),
     only(Has(2, WRITING), call(libc::SYS_openat, "openat", Path(1), Errors)),
+    only(When::Opens { writes: true }, call(libc::SYS_openat2, "openat2", Path(1), Errors)),
     call(libc::SYS_creat, "creat", Path(0), Errors),
     call(libc::SYS_mkdir, "mkdir", Path(0), Errors),
     call(libc::SYS_mkdirat, "mkdirat", Path(1), Errors),
@@ -145,6 +151,7 @@ static WRITES: &[Watched] = &[
     call(libc::SYS_pipe2, "pipe2", Process, Errors),
     call(libc::SYS_eventfd2, "eventfd2", Process, Errors),
     call(libc::SYS_epoll_create1, "epoll_create1", Process, Errors),
+    call(libc::SYS_signalfd4, "signalfd4", Process, Errors),
     call(libc::SYS_timerfd_create, "timerfd_create", Process, Errors),
     call(libc::SYS_pidfd_open, "pidfd_open", Process, Errors),
     call(libc::SYS_io_uring_setup, "io_uring_setup", Process, Errors),
@@ -157,6 +164,7 @@ static WRITES: &[Watched] = &[
 static READS: &[Watched] = &[
     only(Lacks(1, WRITING), call(libc::SYS_open, "open", Path(0), Errors)),
     only(Lacks(2, WRITING), call(libc::SYS_openat, "openat", Path(1), Errors)),
+    only(When::Opens { writes: false }, call(libc::SYS_openat2, "openat2", Path(1), Errors)),
     call(libc::SYS_read, "read", File(0), Transfer),
     call(libc::SYS_pread64, "pread", File(0), Transfer),
     call(libc::SYS_readv, "readv", File(0), Transfer),

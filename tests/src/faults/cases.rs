@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::Call;
 use super::fault::Fault;
+use super::{Call, Caller, Kind};
 
 /// Cases of an act that run where nothing else is asked.
 const SAMPLE: usize = 8;
@@ -15,8 +15,7 @@ const CASES: &str = "VOLT_FAULTS";
 /// One fault of one call.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// The call's name and request.
-    pub(super) kind: (&'static str, u32),
+    pub(super) kind: Kind,
     /// The number of the call among those of its kind, from 0.
     pub(super) nth: usize,
     /// The number of the call in the recorded act, from 0.
@@ -34,7 +33,7 @@ pub struct Sample {
 
 impl Sample {
     /// Chooses cases for an act with these calls, and prints their number. With `kills` the process is also
-    /// killed before each call.
+    /// killed before each call, and the VM before each call of a process beside it.
     ///
     /// # Panics
     /// The environment asks for no number.
@@ -52,9 +51,13 @@ impl Sample {
         let shares = number.div_ceil(wanted.max(1)).max(1);
         let mut cases: Vec<_> = shuffled(all).into_iter().skip(seed % shares).step_by(shares).collect();
         cases.sort_by_key(|case| case.call);
+        let of = |caller| calls.iter().filter(|call| call.caller == caller).count();
         println!(
-            "faults: {act}: {} calls, {number} cases, {} run: share {} of {shares} by {SEED}={seed}",
+            "faults: {act}: {} calls ({} of an opener, {} of a starter), {number} cases, {} run: share {} of \
+             {shares} by {SEED}={seed}",
             calls.len(),
+            of(Caller::Opener),
+            of(Caller::Starter),
             cases.len(),
             seed % shares + 1,
         );
@@ -82,7 +85,8 @@ fn cases_of(calls: &[Call], number: usize, kills: bool) -> Vec<Case> {
     let call = &calls[number];
     let nth = calls[..number].iter().filter(|earlier| earlier.kind() == call.kind()).count();
     let kill = kills.then_some(Fault::Kill);
-    let faults = call.faults.list().into_iter().chain(kill);
+    let kill_vm = (kills && call.caller != Caller::Other).then_some(Fault::KillVm);
+    let faults = call.faults.list().into_iter().chain(kill).chain(kill_vm);
     faults
         .map(|fault| Case { kind: call.kind(), nth, call: number, fault, expected: call.to_string() })
         .collect()

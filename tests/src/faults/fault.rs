@@ -12,6 +12,16 @@ pub enum Fault {
     /// The process is killed before the call. A kill after a call leaves what a kill before the next call
     /// leaves.
     Kill,
+    /// The VM is killed before a process beside it makes the call, which is made nevertheless.
+    KillVm,
+}
+
+impl Fault {
+    /// Whether a process is killed.
+    #[must_use]
+    pub fn kills(self) -> bool {
+        matches!(self, Self::Kill | Self::KillVm)
+    }
 }
 
 /// The faults that suit a call.
@@ -59,6 +69,7 @@ impl fmt::Display for Fault {
             Self::Error(other) => return write!(f, "error {other}"),
             Self::Short => "short count",
             Self::Kill => "kill",
+            Self::KillVm => "kill of the VM",
         };
         f.write_str(name)
     }

@@ -38,7 +38,7 @@ fn condition(call: &Watched) -> Vec<libc::sock_filter> {
         vec![load_argument(argument), any(bits, 0, 1), answer(has), answer(lacks)]
     };
     match call.when {
-        When::Always => vec![answer(REPORT)],
+        When::Always | When::Opens { .. } => vec![answer(REPORT)],
         When::Has(argument, bits) => by_bits(argument, bits, REPORT, ALLOW),
         When::Lacks(argument, bits) => by_bits(argument, bits, ALLOW, REPORT),
         When::Is(argument, values) => {

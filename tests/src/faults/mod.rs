@@ -25,6 +25,7 @@ pub use cases::{Case, Sample};
 pub use fault::Fault;
 
 use std::fmt;
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -32,6 +33,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+
+use rustix::process::Pid;
 
 use crate::notified::{self, Answer};
 use tracee::Tracee;
@@ -48,10 +51,37 @@ pub struct Call {
     pub object: String,
     /// The ioctl's request, or 0.
     request: u32,
-    /// The process that called, if a fault was injected.
+    /// The process that called.
+    pub caller: Caller,
+    /// The process, or the VM that it serves, if a fault was injected.
     pub process: u32,
     faults: fault::Faults,
 }
+
+/// A process, by its duty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// It makes calls with paths for a VM.
+    Opener,
+    /// It starts programs for a VM.
+    Starter,
+    /// A VM, a pager or a command.
+    Other,
+}
+
+impl Caller {
+    fn of(process: u32) -> Self {
+        match fs::read_to_string(format!("/proc/{process}/comm")).as_deref() {
+            Ok("volt-opener\n") => Self::Opener,
+            Ok("volt-starter\n") => Self::Starter,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Threads mix the calls of an act, so a call is found again by its place among those of its kind: of the
+/// same caller, name and request.
+type Kind = (Caller, &'static str, u32);
 
 /// See the module. Cloning shares it.
 #[derive(Clone, Debug)]
@@ -67,6 +97,8 @@ struct State {
     calls: Vec<Call>,
     plan: Option<Case>,
     hit: Option<Call>,
+    /// The process beside a VM that was killed.
+    outlives_vm: Option<Pid>,
 }
 
 impl Injector {
@@ -112,10 +144,17 @@ impl Injector {
     }
 
     /// Injects the fault of a case. Returns the call, or none if the act made fewer calls this time.
+    ///
+    /// # Panics
+    /// The opener or starter of a killed VM does not end.
     pub fn inject<T>(&self, case: &Case, act: impl FnOnce() -> T) -> (T, Option<Call>) {
         self.begin(Some(case.clone()));
         let result = act();
-        (result, self.end().hit)
+        let state = self.end();
+        if let Some(process) = state.outlives_vm {
+            tracee::wait_for_end(process);
+        }
+        (result, state.hit)
     }
 
     fn begin(&self, plan: Option<Case>) {
@@ -135,40 +174,50 @@ impl Injector {
         let tracee = Tracee::of(notice);
         let Some(watched) = self.side.find(notice.data.nr) else { return Answer::Continue };
         let mut state = self.lock();
-        if !state.counts {
+        if !state.counts || !tracee.meets(watched.when) {
             return Answer::Continue;
         }
         let Some(object) = tracee.object(watched.object) else { return Answer::Continue };
         let request = if watched.name == "ioctl" { notice.data.args[1] as u32 } else { 0 };
-        let call = Call { name: watched.name, object, request, process: 0, faults: watched.faults };
+        let (caller, faults) = (tracee.caller(), watched.faults);
+        let call = Call { name: watched.name, object, request, caller, process: 0, faults };
         let nth = state.calls.iter().filter(|earlier| earlier.kind() == call.kind()).count();
         state.calls.push(call.clone());
         let Some(case) = state.plan.take_if(|case| (case.kind, case.nth) == (call.kind(), nth)) else {
             return Answer::Continue;
         };
-        let process = tracee.process().map_or(0, |process| process.as_raw_nonzero().get().cast_unsigned());
+        let vm = tracee.vm();
         let answer = match case.fault {
             Fault::Error(errno) => Answer::Error(errno),
             Fault::Short => tracee.transfer_half().map_or(Answer::Continue, Answer::Value),
             Fault::Kill => {
-                tracee.kill();
+                tracee::kill(tracee.process());
+                Answer::Continue
+            }
+            Fault::KillVm => {
+                tracee::kill(vm);
+                state.outlives_vm = tracee.process();
                 Answer::Continue
             }
         };
-        state.hit = Some(Call { process, ..call });
+        state.hit = Some(Call { process: vm.map_or(0, tracee::id), ..call });
         answer
     }
 }
 
 impl Call {
-    /// Threads mix the calls of an act, so a call is found again by its place among those of its kind.
-    fn kind(&self) -> (&'static str, u32) {
-        (self.name, self.request)
+    fn kind(&self) -> Kind {
+        (self.caller, self.name, self.request)
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.caller {
+            Caller::Opener => f.write_str("the opener's ")?,
+            Caller::Starter => f.write_str("the starter's ")?,
+            Caller::Other => {}
+        }
         match self.request {
             0 => write!(f, "{} {}", self.name, self.object),
             request => write!(f, "{} {request:#x} {}", self.name, self.object),

@@ -7,7 +7,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
 
-use super::calls::Object;
+use super::Caller;
+use super::calls::{Object, WRITING, When};
+use crate::patience::wait_until;
 
 /// Longest path that is read.
 const PATH: usize = 512;
@@ -60,17 +62,32 @@ impl<'a> Tracee<'a> {
         String::from_utf8_lossy(path).into_owned()
     }
 
-    /// Returns the process id. The call names the thread.
-    pub(super) fn process(&self) -> Option<Pid> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.call.pid)).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
-        Pid::from_raw(line.trim().parse().ok()?)
+    /// Whether the condition holds that the kernel's filter could not check.
+    pub(super) fn meets(&self, when: When) -> bool {
+        let When::Opens { writes } = when else { return true };
+        // The first field of `struct open_how`.
+        let mut flags = [0; 8];
+        let read = self.read(self.argument(2), &mut flags).unwrap_or(0);
+        read == flags.len() && writes == (u64::from_le_bytes(flags) & u64::from(WRITING) != 0)
     }
 
-    pub(super) fn kill(&self) {
-        if let Some(process) = self.process() {
-            let _ = kill_process(process, Signal::KILL);
+    pub(super) fn caller(&self) -> Caller {
+        Caller::of(self.call.pid)
+    }
+
+    /// Returns the process id. The call names the thread.
+    pub(super) fn process(&self) -> Option<Pid> {
+        number_in_status(self.call.pid, "Tgid:")
+    }
+
+    /// Returns the process of the VM that the calling process serves, or the calling process itself.
+    pub(super) fn vm(&self) -> Option<Pid> {
+        let mut process = self.process()?;
+        // A program that the starter starts has the starter's name at first.
+        while Caller::of(id(process)) != Caller::Other {
+            process = number_in_status(id(process), "PPid:")?;
         }
+        Some(process)
     }
 
     /// Executes half of the transfer. Returns the count, or none if the transfer has no half.
@@ -175,6 +192,33 @@ impl<'a> Tracee<'a> {
         };
         if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
     }
+}
+
+/// Returns the number of a process as the system tells it.
+pub(super) fn id(process: Pid) -> u32 {
+    process.as_raw_nonzero().get().cast_unsigned()
+}
+
+fn number_in_status(process: u32, key: &str) -> Option<Pid> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+    Pid::from_raw(line.trim().parse().ok()?)
+}
+
+/// Kills a process, if there is one.
+pub(super) fn kill(process: Option<Pid>) {
+    if let Some(process) = process {
+        let _ = kill_process(process, Signal::KILL);
+    }
+}
+
+/// Waits until a process has ended, also if its parent has not taken its status.
+pub(super) fn wait_for_end(process: Pid) {
+    let name = format!("/proc/{}/stat", id(process));
+    wait_until("a process beside a killed VM ends", || {
+        // The state follows the name in parentheses.
+        fs::read_to_string(&name).map_or(true, |stat| stat.contains(") Z "))
+    });
 }
 
 /// Returns half of a count, in whole pages where there are several: direct I/O needs that.

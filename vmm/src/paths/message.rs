@@ -1,11 +1,45 @@
 //! Messages between a process and its opener and starter.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::net::{RecvFlags, SendFlags};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::call::{PathCall, PathText};
 use super::program::{ProgramPattern, ProgramStart};
+use crate::packets::{receive_several, send_several};
+
+/// Sends a message with its number. Tries twice: the host may lack memory for a moment, and an error would
+/// leave a file behind that neither end knows of.
+///
+/// # Errors
+/// As [`send_several`].
+pub(super) fn send(socket: impl AsFd, message: &impl Serialize, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let send = || send_several(&socket, message, beside, SendFlags::empty());
+    send().or_else(|error| if is_passing(&error) { send() } else { Err(error) })
+}
+
+/// Receives a message with its number, or `None` if the other end is gone. Tries twice, as [`send`]: the
+/// message stays in the socket after an error of the system.
+///
+/// # Errors
+/// As [`receive_several`].
+pub(super) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let receive = || receive_several(&socket, RecvFlags::empty());
+    receive().or_else(|error| if is_passing(&error) { receive() } else { Err(error) })
+}
+
+/// Whether the error says that the process at the other end is gone.
+pub(super) fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+/// Whether the system refused a call that may succeed later.
+fn is_passing(error: &io::Error) -> bool {
+    error.raw_os_error().is_some() && !is_end(error)
+}
 
 /// A request. Its descriptors lie beside it.
 #[derive(Debug, Serialize, Deserialize)]

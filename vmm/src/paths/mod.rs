@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 mod call;
+mod channel;
 mod message;
 pub(crate) mod opener;
 pub(crate) mod process;

@@ -26,22 +26,22 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::{Mutex, OnceLock};
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::call::{self, PathCall};
+use super::channel::{self, Channel};
 use super::message::{Answer, Request};
 use super::program::{ProgramPattern, ProgramStart};
 use super::rules::Bounds;
 use super::serve;
 use crate::error::{Error, Result};
-use crate::packets::{receive_several, send_several};
 use crate::sync::lock;
 
 /// The sockets of the opener and the starter.
 #[derive(Debug)]
 struct Beside {
-    opener: Mutex<OwnedFd>,
-    starter: Mutex<OwnedFd>,
+    opener: Mutex<Channel>,
+    starter: Mutex<Channel>,
 }
 
 /// Those of this process, once they were started.
@@ -78,7 +78,8 @@ pub(crate) fn start(duties: &Duties<'_>) -> Result<()> {
         0 => serve::run(&far_opener, &far_starter, duties),
         _ => {}
     }
-    let _ = BESIDE.set(Beside { opener: Mutex::new(opener), starter: Mutex::new(starter) });
+    let [opener, starter] = [opener, starter].map(|socket| Mutex::new(Channel::new(socket)));
+    let _ = BESIDE.set(Beside { opener, starter });
     Ok(())
 }
 
@@ -120,7 +121,7 @@ pub(crate) fn allow(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Resul
 pub(super) fn own(file: (u64, u64)) {
     if let Some(processes) = BESIDE.get() {
         // Where it has ended, the file stays.
-        let _ = send_several(&*lock(&processes.opener), &Request::Own { file }, &[], SendFlags::empty());
+        let _ = lock(&processes.opener).tell(&Request::Own { file }, &[]);
     }
 }
 
@@ -129,7 +130,7 @@ pub(super) fn own(file: (u64, u64)) {
 pub(crate) fn seal() {
     for process in BESIDE.get().iter().flat_map(|processes| [&processes.opener, &processes.starter]) {
         // Where one has ended there is nothing to seal.
-        let _ = send_several(&*lock(process), &Request::Seal, &[], SendFlags::empty());
+        let _ = lock(process).tell(&Request::Seal, &[]);
     }
 }
 
@@ -146,8 +147,7 @@ pub(crate) fn connect(number: usize, port: u32) -> io::Result<UnixStream> {
 pub(super) fn allow_program(program: ProgramPattern) {
     if let Some(processes) = BESIDE.get() {
         // A starter that has ended starts nothing.
-        let request = Request::AllowProgram(program);
-        let _ = send_several(&*lock(&processes.starter), &request, &[], SendFlags::empty());
+        let _ = lock(&processes.starter).tell(&Request::AllowProgram(program), &[]);
     }
 }
 
@@ -201,9 +201,8 @@ pub(super) fn detach(pid: u32) -> io::Result<()> {
 }
 
 fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<OwnedFd>)> {
-    let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that opens files has ended");
-    let processes = BESIDE.get().ok_or_else(ended)?;
-    let socket = match request {
+    let processes = BESIDE.get().ok_or_else(channel::ended)?;
+    let mut channel = match request {
         Request::Start(_)
         | Request::StatusOf { .. }
         | Request::Detach { .. }
@@ -211,12 +210,5 @@ fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<
         | Request::HolderOfTap { .. } => lock(&processes.starter),
         _ => lock(&processes.opener),
     };
-    send_several(&*socket, request, beside, SendFlags::empty())
-        .map_err(|error| if error.kind() == io::ErrorKind::BrokenPipe { ended() } else { error })?;
-    match receive_several(&*socket, RecvFlags::empty())? {
-        Some((Answer::Failed { errno: Some(errno), .. }, _)) => Err(io::Error::from_raw_os_error(errno)),
-        Some((Answer::Failed { reason, .. }, _)) => Err(io::Error::other(reason)),
-        Some(answer) => Ok(answer),
-        None => Err(ended()),
-    }
+    channel.ask(request, beside)
 }

@@ -10,9 +10,9 @@ use std::process::ExitStatus;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 
-use super::program::{Program, ProgramPattern, ProgramStart, command};
+use super::program::{Program, ProgramPattern, ProgramStart, command, handle_of};
 use super::{asks, opener};
 
 impl Program {
@@ -24,11 +24,12 @@ impl Program {
         if asks() {
             let (start, beside) = ProgramStart::split(&self);
             let (pid, handle) = opener::start_program(start, &beside)?;
-            return Process::of(pid, Some(handle));
+            return Process::of(pid, handle, true);
         }
         self.allow();
-        let child = command(self).spawn()?;
-        Process::of(child.id(), None)
+        let mut child = command(self).spawn()?;
+        let handle = handle_of(&mut child)?;
+        Process::of(child.id(), handle, false)
     }
 
     /// Allows it, with these arguments, also after the guest runs, if the process is confined.
@@ -49,10 +50,8 @@ pub struct Process {
 }
 
 impl Process {
-    fn of(pid: u32, handle: Option<OwnedFd>) -> io::Result<Self> {
+    fn of(pid: u32, handle: OwnedFd, is_starters: bool) -> io::Result<Self> {
         let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidData)?;
-        let is_starters = handle.is_some();
-        let handle = handle.map_or_else(|| pidfd_open(pid, PidfdFlags::empty()), Ok)?;
         Ok(Self { pid, handle, is_starters, ended: None })
     }
 

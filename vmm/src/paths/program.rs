@@ -6,8 +6,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use super::call::PathText;
@@ -106,6 +107,17 @@ pub(super) fn command(program: Program) -> Command {
         unsafe { command.pre_exec(place) };
     }
     command
+}
+
+/// Returns a descriptor of a program that was started just now (pidfd_open(2)).
+///
+/// # Errors
+/// The host refuses. The program is then ended: its process has no other owner.
+pub(super) fn handle_of(child: &mut Child) -> io::Result<OwnedFd> {
+    let handle = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+    Ok(handle.inspect_err(|_| {
+        let _ = child.kill().and_then(|()| child.wait());
+    })?)
 }
 
 /// Programs that may be started while the guest runs.

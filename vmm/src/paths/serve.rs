@@ -17,17 +17,15 @@ use std::path::PathBuf;
 use std::slice;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{RecvFlags, SendFlags};
 
 use super::call::{self, PathCall};
-use super::message::{Answer, Request};
+use super::message::{self, Answer, Request};
 use super::opener::Duties;
 use super::program::ProgramPattern;
 use super::rules::{Bounds, Rules};
 use super::started::Started;
 use crate::error::report;
 use crate::holders;
-use crate::packets::{receive_several, send_several};
 
 /// An answer, and the descriptor beside it. Absent for a request without one.
 type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
@@ -130,25 +128,29 @@ fn serve_and_exit(socket: i32, other: i32, mut server: impl Server) -> ! {
         libc::close(other);
         BorrowedFd::borrow_raw(socket)
     };
-    loop {
-        server.before_request(socket);
-        let (answer, beside) = match receive_several(socket, RecvFlags::empty()) {
-            Ok(Some((request, fds))) => match server.answer(request, fds) {
-                Ok(Some(answer)) => answer,
-                Ok(None) => continue,
-                Err(error) => (Answer::failed(&error), None),
-            },
-            // The request did not arrive whole, for example because it was too long.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => (Answer::failed(&error), None),
-            Ok(None) | Err(_) => break,
-        };
-        let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
-        if send_several(socket, &answer, &beside, SendFlags::empty()).is_err() {
-            break;
-        }
-    }
+    while serve_one(socket, &mut server) {}
     // SAFETY: ends the process without the handlers that its parent registered.
     unsafe { libc::_exit(0) }
+}
+
+/// Answers a request. Returns whether there may be more.
+fn serve_one(socket: BorrowedFd<'_>, server: &mut impl Server) -> bool {
+    server.before_request(socket);
+    let (number, answered) = match message::receive::<(u64, Request)>(socket) {
+        Ok(Some(((number, request), fds))) => (Some(number), server.answer(request, fds)),
+        // The request did not arrive whole, for example because it was too long.
+        Err(error) if error.raw_os_error().is_none() => (None, Err(error)),
+        Ok(None) | Err(_) => return false,
+    };
+    let (answer, beside) = match answered {
+        Ok(Some(answer)) => answer,
+        Ok(None) => return true,
+        Err(error) => (Answer::failed(&error), None),
+    };
+    let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
+    let send = |answer, beside: &[_]| message::send(socket, &(number, answer), beside);
+    // The host may refuse to send a descriptor, for example because too many are on their way.
+    send(answer, &beside).or_else(|error| send(Answer::failed(&error), &[])).is_ok()
 }
 
 /// Starts programs.

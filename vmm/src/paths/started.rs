@@ -4,9 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::process::{Child, ExitStatus};
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-
-use super::program::{ProgramPattern, ProgramStart, block_signals, blocked_signals, command};
+use super::program::{ProgramPattern, ProgramStart, block_signals, blocked_signals, command, handle_of};
 
 /// The programs that the starter started.
 #[derive(Debug, Default)]
@@ -35,11 +33,11 @@ impl Started {
         block_signals(&start.blocked);
         let child = start.join(beside).and_then(|program| command(program).spawn());
         block_signals(&all);
-        let child = child?;
-        let pid = Pid::from_child(&child);
+        let mut child = child?;
+        let handle = handle_of(&mut child)?;
         let number = child.id();
         self.wanted.push(child);
-        Ok((number, pidfd_open(pid, PidfdFlags::empty())?))
+        Ok((number, handle))
     }
 
     /// Refuses a program that was not started, or allowed, before the programs were sealed.
