@@ -187,7 +187,8 @@ static DEVICE: &[Rule] = &[
     call(SYS_shutdown),
 ];
 
-/// A disk's thread: reads and writes its files, directly or by an io_uring made before.
+/// A disk's thread: reads and writes its files, directly or by an io_uring that does nothing else and was made
+/// before.
 static BLOCK: &[Rule] = &[
     only(SYS_ioctl, &[&[is(1, KVM_SIGNAL_MSI)], &[is(1, KVM_IRQ_LINE)], &[is(1, BLKDISCARD)]]),
     call(SYS_fdatasync),
@@ -384,8 +385,6 @@ static WORKER: &[Rule] = &[
     // The children of this process alone have descriptors here.
     call(SYS_pidfd_open),
     call(SYS_pidfd_send_signal),
-    call(SYS_io_uring_setup),
-    call(SYS_io_uring_register),
     call(SYS_dup),
     only(
         SYS_fcntl,

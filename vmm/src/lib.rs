@@ -68,6 +68,7 @@ mod vm;
 pub use config::{BootConfig, ClockMode, FileRef, IrqchipKind, VmConfig, parse_memory_mib, parse_size};
 pub use console::Console;
 pub use devices::virtio::balloon::{Hinting, Statistics as BalloonStatistics};
+pub use devices::virtio::block::rings::prepare_io_urings;
 pub use error::cure::{self, Cure};
 pub use error::{Error, Invalid, Result, problem, report};
 pub use kvm::host::HostIdentity;

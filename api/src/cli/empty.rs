@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 
-use volt_vmm::{Pool, VmShape};
+use volt_vmm::{Pool, VmShape, prepare_io_urings};
 
 use super::Outcome;
 use super::confine::ConfineArgs;
 use crate::process::vm_slot::{DEFAULT_ID, Slot};
 use crate::process::{bounds, confinement};
 use crate::session::Session;
+
+/// Disks with engine=io_uring of a VM that is made through the API. Each io_uring takes 40 KiB.
+const MOST_IO_URINGS: usize = 8;
 
 /// A process without a VM.
 #[derive(Debug)]
@@ -30,6 +33,7 @@ impl Empty {
         let mut choice = self.confine.choice(|| bounds::of(&self.allowed, None, None));
         choice.add_socket(&self.api_socket);
         confinement::apply(choice, self.prewarm)?;
+        prepare_io_urings(MOST_IO_URINGS);
         let id = self.id.unwrap_or_else(|| DEFAULT_ID.to_owned());
         // One VM, because this process never runs a second one. It is ready before a client can connect.
         let slot = match self.prewarm {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use rustix::process::Signal;
-use volt_tests::{Boot, Child, Guest, Outcome, Scratch, needs, wait_until};
+use volt_tests::{Boot, Child, Guest, Network, Outcome, Scratch, needs, wait_until};
 
 /// Kinds of namespaces, as in `/proc/PID/ns`.
 const KINDS: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
@@ -166,4 +166,21 @@ fn strict_guest_is_rewound_and_restored_from_a_shared_pager() {
     let socket = guest.socket().to_str().unwrap().to_owned();
     Outcome::of(["rewind", "--api-socket", &socket]).succeeded();
     wait_until("it counts from the start again", || guest.next_number("count") <= first + 1);
+}
+
+#[test]
+fn strict_guest_uses_a_tap_of_the_network_in_which_it_was_started() {
+    needs!(kvm, root, network);
+    let network = Network::new();
+    network.add_tap("strict0", "10.7.0.1/24");
+    let boot = |tap: &str| {
+        let tap = format!("id=eth0,tap={tap}");
+        Boot::small("net").inside(network.namespace()).device(["--confine", "strict", "--net", &tap])
+    };
+    let mut guest = boot("strict0").start();
+    guest.wait_for("ready");
+    assert_isolated(&guest);
+    // A tap that it would have to make takes a capability, which it gave up.
+    let refused = boot("missing").outcome();
+    assert!(refused.status == 1 && refused.stderr.contains("CAP_NET_ADMIN"), "{refused:?}");
 }

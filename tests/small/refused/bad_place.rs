@@ -186,6 +186,6 @@ fn api_socket_in_use_is_refused() {
         ])
     };
     drop(volt_tests::rest::connect(guest.socket()));
-    second().refused(&["socket", socket, "in use"]);
+    second().refused(&["socket", socket, "another process listens"]);
     assert_eq!(guest.ask("GET", "/", "").0, 200);
 }

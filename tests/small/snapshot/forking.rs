@@ -297,7 +297,10 @@ fn failed_child_leaves_no_other_child_and_no_file() {
     refused(("bad", layer("no/such")), &["bad.sock", "create layer", "no/such"]);
     refused(("no/bad", json!({})), &["no/bad.sock", "No such file"]);
     refused(("bad", json!({"api_socket": scratch.path("taken")})), &["taken", "not a socket"]);
-    refused(("bad", json!({"api_socket": guest.socket()})), &["in use by process", &guest.pid().to_string()]);
+    refused(
+        ("bad", json!({"api_socket": guest.socket()})),
+        &["another process listens", &guest.pid().to_string()],
+    );
     refused(("bad", json!({"serial": scratch.path("no/out")})), &["bad.sock", "cannot open", "no/out"]);
     refused(("bad", json!({"overrides": {"disks": [{"id": "other"}]}})), &["disks", "\\\"other\\\""]);
     refused(("bad", json!({"overrides": {"disks": [{"id": "root", "layer": "fd:3"}]}})), &["root: fd:3"]);
@@ -355,7 +358,10 @@ fn command_line_forks_a_guest() {
     assert!(quiet.ask("GET", "/v1/vm", "").1.contains(r#""state":"paused""#));
     let taken = fork(&["--child", &path("one.sock")]);
     // On a busy host standard error also has lines of progress.
-    assert!(taken.status == 1 && taken.stderr.contains("one.sock: in use by process"), "{taken:?}");
+    assert!(
+        taken.status == 1 && taken.stderr.contains("one.sock: cannot listen: another process listens"),
+        "{taken:?}"
+    );
     fork(&["--count", "3", "--child-dir", &path("no/such")]).refused(&["create directory", "no/such"]);
     fork(&["--count", "2", "--child-dir", &path("other"), "--vsock", "cid=4"])
         .refused(&["vsock", "for one child"]);
@@ -381,7 +387,8 @@ fn child_without_its_parent_ends_and_leaves_nothing() {
     {
         let (mut here, there) = UnixStream::pair().unwrap();
         let mut command = Command::new(volt_tests::program::binary());
-        command.args(["forked", "--api-socket"]).arg(&socket).args(["--id", "f00"]);
+        command.args(["forked", "--api-socket"]).arg(&socket).args(["--id", "f00", "--confinement"]);
+        command.arg(json!({"is_on": true, "seccomp": true, "filters": null, "strict": null}).to_string());
         let mut child = command.stdin(OwnedFd::from(there)).stdout(Stdio::null()).spawn().unwrap();
         drop(command);
         here.write_all(said).unwrap();

@@ -24,6 +24,7 @@ use crate::memory::lazy::faults::{FaultHandler, Faults, Fetched};
 use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::range::AddressRange;
 use crate::packets::send;
+use crate::paths::opener;
 use crate::progress::Progress;
 use crate::sandbox::ThreadKind;
 use crate::sync::lock;
@@ -84,6 +85,7 @@ impl Pager {
         let target = Target { options, place, pack, name, memory_len, base, started: Mutex::default() };
         // A pager that another process started may have to be replaced while the guest runs.
         target.program().allow();
+        opener::allow_pager(&target.place.socket());
         let deadline = target.deadline();
         let socket = Arc::new(target.reach(deadline)?);
         let connection =

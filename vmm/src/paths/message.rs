@@ -50,6 +50,8 @@ pub(super) enum Request {
     Allow { path: PathText },
     /// Notes that this process listens at the socket with this device and inode. It has no answer.
     Own { file: (u64, u64) },
+    /// Allows connections to the pager that listens at this path. It has no answer.
+    AllowPager { path: PathText },
     /// Allows no further sockets, or programs, from now on. It has no answer.
     Seal,
     /// Connects to `PATH_N` for the path with this number.

@@ -125,6 +125,14 @@ pub(super) fn own(file: (u64, u64)) {
     }
 }
 
+/// Allows the opener to connect to a pager also after [`seal`].
+pub(crate) fn allow_pager(path: &Path) {
+    if let Some(processes) = BESIDE.get() {
+        // One that has ended connects to nothing.
+        let _ = lock(&processes.opener).tell(&Request::AllowPager { path: path.into() }, &[]);
+    }
+}
+
 /// Makes the opener refuse further sockets, and the starter programs that it has not started yet. Does not
 /// wait for them: requests keep their order.
 pub(crate) fn seal() {

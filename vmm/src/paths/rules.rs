@@ -45,7 +45,7 @@ pub(super) struct Rules {
     connectable: Vec<(OwnedFd, PathBuf)>,
     /// Devices and inodes of the sockets at which this process listens.
     own: Vec<(u64, u64)>,
-    /// Pagers that the process connected to before the guest ran.
+    /// Sockets of the pagers that the process may connect to.
     pagers: Vec<PathBuf>,
 }
 
@@ -104,7 +104,7 @@ impl Rules {
     ///
     /// # Errors
     /// It is not allowed, or its files cannot be examined.
-    pub fn check(&mut self, at: Option<BorrowedFd<'_>>, path: &Path, call: &PathCall) -> io::Result<()> {
+    pub fn check(&self, at: Option<BorrowedFd<'_>>, path: &Path, call: &PathCall) -> io::Result<()> {
         match call {
             // A socket keeps its name: another one could be among those that the opener connects to.
             PathCall::Rename { to, replaces } => {
@@ -114,7 +114,9 @@ impl Rules {
             PathCall::Link { .. } => refuse_socket(at, path),
             PathCall::Remove { is_directory: false } => self.check_removal(at, path),
             PathCall::Listen { .. } if self.is_sealed => Err(ErrorKind::PermissionDenied.into()),
-            PathCall::ConnectToPager => self.check_pager(path),
+            PathCall::ConnectToPager if !self.pagers.iter().any(|known| known == path) => {
+                Err(ErrorKind::PermissionDenied.into())
+            }
             _ => Ok(()),
         }
     }
@@ -126,7 +128,7 @@ impl Rules {
                 if self.own.contains(&(found.dev(), found.ino())) {
                     return Ok(());
                 }
-                if found.file_type().is_socket() {
+                if found.file_type().is_socket() && !is_dead(at, path) {
                     return Err(ErrorKind::PermissionDenied.into());
                 }
             }
@@ -137,19 +139,12 @@ impl Rules {
         self.check_bounds(&parent_of(at, path)?)
     }
 
-    fn check_pager(&mut self, path: &Path) -> io::Result<()> {
-        if self.is_sealed && !self.pagers.iter().any(|known| known == path) {
-            return Err(ErrorKind::PermissionDenied.into());
+    /// Allows connections to a pager, unless the guest runs, or the bounds hold and it is outside.
+    pub fn allow_pager(&mut self, path: PathBuf) {
+        let is_within = || parent_of(None, &path).is_ok_and(|parent| self.check_bounds(&parent).is_ok());
+        if !self.is_sealed && is_within() {
+            self.pagers.push(path);
         }
-        self.check_bounds_from_start(path)?;
-        if !self.is_sealed {
-            self.pagers.push(path.to_owned());
-        }
-        Ok(())
-    }
-
-    fn check_bounds_from_start(&self, path: &Path) -> io::Result<()> {
-        if self.is_sealed { Ok(()) } else { self.check_bounds(&parent_of(None, path)?) }
     }
 
     /// Refuses a directory outside the bounds, if they hold.
@@ -167,6 +162,12 @@ impl Rules {
 fn file_at(at: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<File> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(at.unwrap_or(CWD), path, flags, Mode::empty())?.into())
+}
+
+/// Whether no process listens at a socket any more.
+fn is_dead(at: Option<BorrowedFd<'_>>, path: &Path) -> bool {
+    let connected = parent_of(at, path).and_then(|parent| connect_to_file(Some(parent.as_fd()), path));
+    connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
 fn refuse_socket(at: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<()> {
@@ -238,7 +239,7 @@ mod tests {
         let rename = |to: &Path, replaces| PathCall::Rename { to: to.into(), replaces };
         let to = scratch.join("vsock_1");
         let forbidden = Err(ErrorKind::PermissionDenied);
-        let mut check = |path: &Path, call| kind(rules.check(None, path, &call));
+        let check = |path: &Path, call| kind(rules.check(None, path, &call));
         assert_eq!(check(&socket, rename(&to, false)), forbidden);
         assert_eq!(check(&file, rename(&socket, true)), forbidden);
         assert_eq!(check(&file, rename(&to, true)), Ok(()));
@@ -249,6 +250,9 @@ mod tests {
         let found = fs::metadata(&socket).unwrap();
         rules.add_own((found.dev(), found.ino()));
         assert_eq!(kind(rules.check(None, &socket, &removal())), Ok(()));
+        let dead = scratch.join("dead");
+        drop(UnixListener::bind(&dead).unwrap());
+        assert_eq!(kind(rules.check(None, &dead, &removal())), Ok(()));
     }
 
     #[test]
@@ -262,8 +266,9 @@ mod tests {
         let removal = || PathCall::Remove { is_directory: false };
         let mut rules = Rules::new(Some(&bounds));
         assert_eq!(kind(rules.check(None, &outside.join("file"), &removal())), Ok(()));
-        assert_eq!(kind(rules.check(None, &outside.join("pager"), &PathCall::ConnectToPager)), Ok(()));
+        rules.allow_pager(outside.join("pager"));
         rules.seal();
+        rules.allow_pager(inside.join("new"));
         let forbidden = Err(ErrorKind::PermissionDenied);
         assert_eq!(kind(rules.check(None, &outside.join("file"), &removal())), forbidden);
         assert_eq!(kind(rules.check(None, &inside.join("file"), &removal())), Ok(()));
@@ -271,6 +276,7 @@ mod tests {
         assert_eq!(kind(rules.check(None, &inside.join("new"), &PathCall::ConnectToPager)), forbidden);
         let mut rules = Rules::new(Some(&Bounds { from_start: true, ..bounds }));
         assert_eq!(kind(rules.allow(None, &outside.join("vsock"))), forbidden);
+        rules.allow_pager(outside.join("pager"));
         assert_eq!(kind(rules.check(None, &outside.join("pager"), &PathCall::ConnectToPager)), forbidden);
         rules.allow(None, &inside.join("vsock")).unwrap();
     }

@@ -239,6 +239,10 @@ impl Server for Opener<'_> {
                 let number = self.rules.allow(beside.into_iter().next(), &PathBuf::from(path))?;
                 Ok(Some((Answer::Allowed(number), None)))
             }
+            Request::AllowPager { path } => {
+                self.rules.allow_pager(path.into());
+                Ok(None)
+            }
             Request::Own { file } => {
                 self.rules.add_own(file);
                 Ok(None)

@@ -215,6 +215,11 @@ thread_local! {
     static KIND: Cell<Option<ThreadKind>> = const { Cell::new(None) };
 }
 
+/// Whether the process is confined.
+pub(crate) fn is_confined() -> bool {
+    CONFINED.get().is_some()
+}
+
 /// Returns the kind as which this thread is confined, for the threads that it starts.
 pub(crate) fn kind_of_this_thread() -> Option<ThreadKind> {
     KIND.get()

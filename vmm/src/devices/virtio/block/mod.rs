@@ -50,6 +50,7 @@ mod pause_buffer;
 mod quota;
 mod raw;
 mod request;
+pub(crate) mod rings;
 mod serve;
 mod storage;
 mod sync_tracker;
@@ -71,7 +72,7 @@ use medium::Medium;
 use request::SECTOR;
 use uring::UringEngine;
 
-/// Entries of the queue.
+/// Entries of the queue, and of its io_uring.
 const QUEUE: u16 = 256;
 /// Pieces of data in a request. The header and the status take the other two descriptors.
 const SEG_MAX: u32 = QUEUE as u32 - 2;
@@ -132,7 +133,7 @@ impl Block {
         };
         let uring = match engine {
             Engine::Sync => None,
-            Engine::IoUring => Some(UringEngine::new(id, &*storage, QUEUE)?),
+            Engine::IoUring => Some(UringEngine::new(id, &*storage)?),
         };
         let mut disk = Self {
             id: id.clone(),

@@ -13,13 +13,14 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{opcode, squeue, types};
 use rustix::event::epoll::EventFlags;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::host_file;
 use super::host_file::{Direction, HostFile, MAX_PIECES};
 use super::request::{BlockRequest, RequestStatus, Responder};
+use super::rings::{ENTRIES, Ring};
 use super::storage::{FileOffset, PendingFlush, Storage};
 use crate::devices::virtio::DeviceFailed;
 use crate::devices::virtio::watch::Watch;
@@ -34,7 +35,7 @@ pub const RETRY: Duration = Duration::from_millis(1);
 
 /// The engine of one disk.
 pub struct UringEngine {
-    io_uring: IoUring,
+    io_uring: Ring,
     files: Vec<HostFile>,
     /// Requests in flight, by the number in their entries.
     slots: Vec<Option<InFlight>>,
@@ -93,13 +94,13 @@ pub struct CompletedRequest {
 }
 
 impl UringEngine {
-    /// Makes the engine for `entries` requests, a power of two, on the files of `storage`.
+    /// Makes the engine on the files of `storage`.
     ///
     /// # Errors
-    /// The host's kernel refuses io_uring to this process.
-    pub fn new(id: &str, storage: &dyn Storage, entries: u16) -> Result<Self> {
+    /// As [`Ring::take`].
+    pub fn new(id: &str, storage: &dyn Storage) -> Result<Self> {
         let failed = |source: io::Error| Error::host(format!("make an io_uring for disk {id}"), source);
-        let io_uring = IoUring::new(entries.into()).map_err(failed)?;
+        let io_uring = Ring::take().map_err(failed)?;
         Ok(Self {
             io_uring,
             files: storage
@@ -108,8 +109,8 @@ impl UringEngine {
                 .map(HostFile::duplicate)
                 .collect::<io::Result<_>>()
                 .map_err(failed)?,
-            slots: (0..entries).map(|_| None).collect(),
-            free: (0..entries).collect(),
+            slots: (0..ENTRIES).map(|_| None).collect(),
+            free: (0..ENTRIES).collect(),
             ram: None,
             #[cfg(test)]
             fault: uring_faults::CompletionFault::of_new_engine(),
