@@ -128,8 +128,8 @@ impl Snapshot {
         Launch { pressure: Some(pressure), ..Launch::of(arguments) }.start(self.scratch.clone(), socket)
     }
 
-    /// Restores the snapshot with limited memory for the VM and a pager that it starts. The kernel kills one of
-    /// them if they need more.
+    /// Restores the snapshot with limited memory for the VM and a pager that it starts. The kernel kills one
+    /// of them if they need more.
     #[must_use]
     pub fn restore_limited(&self, limit: &MemoryLimit, options: &[&str]) -> Guest {
         let (arguments, socket) = self.restore_arguments(options);
