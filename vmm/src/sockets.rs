@@ -17,7 +17,7 @@ use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use crate::holders;
+use crate::holders::{self, Holder};
 
 /// The time between two attempts to lock, and their number: one second in all. This program holds the lock
 /// for microseconds.
@@ -42,19 +42,21 @@ pub fn lock_directory_of(path: &Path) -> Option<File> {
 }
 
 /// Listens at `path`, or at its name in `directory`, in place of a socket that a dead process left. Returns
-/// the device and inode of the socket's file, too.
+/// the device and inode of the socket's file, too. With `replaces`, it takes the path from a process that
+/// listens there: that one keeps its connections and gets no new ones.
 ///
 /// # Errors
-/// Another process listens there, the file is not a socket, or the host refuses.
+/// Another process listens there and must not be replaced, the file is not a socket, or the host refuses.
 pub(crate) fn listen(
     directory: Option<BorrowedFd<'_>>,
     path: &Path,
+    replaces: bool,
 ) -> io::Result<(UnixListener, (u64, u64))> {
     let on_host = in_directory(directory, path);
     let _lock = lock_directory_of(&on_host);
     let socket = match UnixListener::bind(&on_host) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            remove_if_stale(directory, path, &on_host)?;
+            remove_socket(directory, path, &on_host, replaces)?;
             UnixListener::bind(&on_host)
         }
         bound => bound,
@@ -77,12 +79,21 @@ fn in_directory(directory: Option<BorrowedFd<'_>>, path: &Path) -> PathBuf {
     }
 }
 
-fn remove_if_stale(directory: Option<BorrowedFd<'_>>, path: &Path, on_host: &Path) -> io::Result<()> {
+/// Removes a socket at which no process listens, or any socket.
+fn remove_socket(
+    directory: Option<BorrowedFd<'_>>,
+    path: &Path,
+    on_host: &Path,
+    is_any: bool,
+) -> io::Result<()> {
     if !std::fs::symlink_metadata(on_host)?.file_type().is_socket() {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
             "a file that is not a socket exists at this path; remove the file or choose another path",
         ));
+    }
+    if is_any {
+        return std::fs::remove_file(on_host);
     }
     match connect_to_file(directory, path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(on_host),
@@ -90,7 +101,8 @@ fn remove_if_stale(directory: Option<BorrowedFd<'_>>, path: &Path, on_host: &Pat
         connected => {
             let peer = connected.ok().and_then(|stream| socket_peercred(&stream).ok());
             let holder = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
-            let problem = format!("another process listens at this path{}", holders::named(holder));
+            let problem =
+                format!("another process listens at this path{}", holders::named(holder.map(Holder::of)));
             Err(io::Error::new(io::ErrorKind::AddrInUse, problem))
         }
     }

@@ -13,7 +13,8 @@ use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 
-use crate::{holders, sockets};
+use crate::holders::{self, Holder};
+use crate::sockets;
 
 /// A path as text. One that is not UTF-8 is a list of bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,11 +54,13 @@ pub(super) enum PathCall {
     /// linkat(2).
     Link { to: PathText },
     /// [`sockets::listen`].
-    Listen,
+    Listen { replaces: bool },
     /// [`holders::of_lock`] of the file beside the call.
     HolderOfLock,
     /// [`holders::of_tap`]. The path is the tap's name.
     HolderOfTap,
+    /// [`holders::of_port`].
+    HolderOfPort(u16),
     /// Connects to a pager's socket of packets, without a wait.
     ConnectToPager,
     /// Binds this TCP port of 127.0.0.1 for a moment.
@@ -70,7 +73,7 @@ pub(super) enum Answer {
     Done,
     Opened(OwnedFd),
     Listening { socket: OwnedFd, file: (u64, u64) },
-    Holder(Option<u32>),
+    Holder(Option<Holder>),
 }
 
 impl Answer {
@@ -110,8 +113,8 @@ impl PathCall {
                 rustix::fs::renameat_with(at, path, at, PathBuf::from(to), RenameFlags::NOREPLACE)?;
             }
             Self::Link { to } => rustix::fs::linkat(at, path, at, PathBuf::from(to), AtFlags::empty())?,
-            Self::Listen => {
-                let (socket, file) = sockets::listen(directory, path)?;
+            Self::Listen { replaces } => {
+                let (socket, file) = sockets::listen(directory, path, replaces)?;
                 return Ok(Answer::Listening { socket: socket.into(), file });
             }
             Self::HolderOfLock => {
@@ -121,6 +124,7 @@ impl PathCall {
             Self::HolderOfTap => {
                 return Ok(Answer::Holder(path.to_str().and_then(holders::of_tap)));
             }
+            Self::HolderOfPort(port) => return Ok(Answer::Holder(holders::of_port(port))),
             Self::ConnectToPager => {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

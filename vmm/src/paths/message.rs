@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::call::{PathCall, PathText};
 use super::program::{AllowedProgram, ProgramStart};
+use crate::holders::Holder;
 
 /// A request. Its descriptors lie beside it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,7 +40,7 @@ pub(super) enum Answer {
     Listening {
         file: (u64, u64),
     },
-    Holder(Option<u32>),
+    Holder(Option<Holder>),
     /// The program runs in this process. A descriptor of it lies beside it.
     Started {
         pid: u32,

@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Dir, OFlags, ResolveFlags};
 
+use crate::holders::Holder;
 use call::{Answer, PathCall, PathText};
 
 thread_local! {
@@ -215,8 +216,14 @@ fn own_path(file: &impl AsFd) -> PathBuf {
 ///
 /// # Errors
 /// As [`crate::sockets::listen`].
-pub fn listen(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
-    match make(directory, path, PathCall::Listen)? {
+///
+/// With `replaces` also in place of a socket at which another process listens.
+pub fn listen(
+    directory: Option<BorrowedFd<'_>>,
+    path: &Path,
+    replaces: bool,
+) -> io::Result<(UnixListener, (u64, u64))> {
+    match make(directory, path, PathCall::Listen { replaces })? {
         Answer::Listening { socket, file } => Ok((socket.into(), file)),
         _ => Err(ErrorKind::InvalidData.into()),
     }
@@ -228,7 +235,7 @@ pub fn connect_to_pager(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// The process that has the lock of a file, if it can be found.
-pub fn holder_of_lock(file: &File) -> Option<u32> {
+pub fn holder_of_lock(file: &File) -> Option<Holder> {
     match make(Some(file.as_fd()), Path::new(""), PathCall::HolderOfLock) {
         Ok(Answer::Holder(holder)) => holder,
         _ => None,
@@ -236,8 +243,16 @@ pub fn holder_of_lock(file: &File) -> Option<u32> {
 }
 
 /// The process that uses a tap, if it can be found.
-pub fn holder_of_tap(name: &str) -> Option<u32> {
+pub fn holder_of_tap(name: &str) -> Option<Holder> {
     match make(None, Path::new(name), PathCall::HolderOfTap) {
+        Ok(Answer::Holder(holder)) => holder,
+        _ => None,
+    }
+}
+
+/// The process that listens at a TCP port, if it can be found.
+pub fn holder_of_port(port: u16) -> Option<Holder> {
+    match make(None, Path::new(""), PathCall::HolderOfPort(port)) {
         Ok(Answer::Holder(holder)) => holder,
         _ => None,
     }
