@@ -25,6 +25,7 @@ fn option(cure: &Cure) -> Option<String> {
         Cure::VsockSocket => "--vsock socket=PATH".to_owned(),
         Cure::ConsoleSocket => "--console SOCKET".to_owned(),
         Cure::AllowedDirectory => "--allow-path DIR".to_owned(),
+        Cure::AllowShared => "restore --allow-shared".to_owned(),
         Cure::BalloonStatistics => "run --balloon statistics=SECONDS".to_owned(),
         Cure::Compression => "--compress".to_owned(),
         Cure::LeaveOut { field } => format!("--{}", field.replace('_', "-")),
@@ -53,6 +54,7 @@ fn field(cure: &Cure) -> Option<&str> {
         Cure::VsockSocket => "overrides.vsock.socket",
         Cure::ConsoleSocket => "overrides.console.socket",
         Cure::AllowedDirectory => "allow_paths",
+        Cure::AllowShared => "allow_shared of /snapshot/load",
         Cure::BalloonStatistics => {
             "devices.balloon.statistics_interval of /v1/boot, stats_polling_interval_s of /balloon"
         }

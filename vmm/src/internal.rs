@@ -5,7 +5,7 @@ pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
 pub use crate::sandbox::inherit as inherit_confinement;
 pub use crate::snapshot::opened::grant::key::{directory as key_directory, ensure as make_snapshot_key};
-pub use crate::sockets::peer_of;
+pub use crate::sockets::{ListenOptions, peer_of};
 pub use crate::store::dir::random_hex;
 pub use crate::threads::spawn as spawn_thread;
 

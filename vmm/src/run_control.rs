@@ -64,8 +64,17 @@ pub(crate) trait Kick: Debug + Send + Sync {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Command {
     Park,
+    /// Park for a moment within a run.
+    StepOut,
     Run,
     Quit,
+}
+
+impl Command {
+    /// Whether the guest runs, as its owner sees it.
+    fn is_run(self) -> bool {
+        matches!(self, Self::Run | Self::StepOut)
+    }
 }
 
 /// Run control of a VM. Shared by the vCPU threads, the devices that can end a guest, and the VM.
@@ -109,7 +118,7 @@ impl Control {
         let state = lock(&self.state);
         match (&state.end, state.command) {
             (Some(_), _) => RunState::Ended,
-            (None, Command::Run) => RunState::Running,
+            (None, Command::Run | Command::StepOut) => RunState::Running,
             (None, _) => RunState::Paused,
         }
     }
@@ -125,10 +134,27 @@ impl Control {
     /// Parks all vCPUs, and waits until they are parked.
     pub(crate) fn park(&self) {
         let mut state = lock(&self.state);
-        if state.command == Command::Run {
+        if state.command.is_run() {
             self.command(&mut state, Command::Park);
         }
         drop(wait_while(&self.changed, state, |state| !state.kicks.is_empty()));
+    }
+
+    /// Runs `act` while all vCPUs of a running guest are parked for a moment. Does nothing if the guest does
+    /// not run, or if another thread parks it meanwhile. Devices go on. `act` must not use the run control.
+    pub(crate) fn between_turns(&self, act: impl FnOnce()) {
+        let mut state = lock(&self.state);
+        if state.command != Command::Run {
+            return;
+        }
+        self.command(&mut state, Command::StepOut);
+        let steps_out =
+            |state: &mut ControlState| state.command == Command::StepOut && !state.kicks.is_empty();
+        let mut state = wait_while(&self.changed, state, steps_out);
+        if state.command == Command::StepOut {
+            act();
+            self.command(&mut state, Command::Run);
+        }
     }
 
     /// Ends the guest. Only the first ending counts. Does not wait for the vCPUs, because devices call this
@@ -136,7 +162,7 @@ impl Control {
     pub(crate) fn end(&self, how: std::result::Result<Ending, String>) {
         let mut state = lock(&self.state);
         state.end.get_or_insert(how);
-        if state.command == Command::Run {
+        if state.command.is_run() {
             self.command(&mut state, Command::Park);
         }
         self.changed.notify_all();
@@ -206,7 +232,9 @@ impl Control {
         let over = |state: &ControlState| {
             state.command == Command::Quit || until == Until::GuestEnds && state.end.is_some()
         };
-        let waits = |state: &mut ControlState| state.command == Command::Park && !over(state);
+        let waits = |state: &mut ControlState| {
+            matches!(state.command, Command::Park | Command::StepOut) && !over(state)
+        };
         let mut state = wait_while(&self.changed, lock(&self.state), waits);
         if over(&state) {
             return false;
@@ -231,5 +259,76 @@ impl Control {
             state.kicks.iter().for_each(|kick| kick.send());
         }
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::thread;
+
+    use super::*;
+
+    /// A vCPU that leaves the guest when it must, without a signal.
+    #[derive(Debug)]
+    struct NoSignal;
+
+    impl Kick for NoSignal {
+        fn send(&self) {}
+
+        fn forget(&self) {}
+    }
+
+    /// Takes turns of a vCPU that is in the guest until it must leave. Counts the turns that have begun.
+    fn take_turns(control: &Control, turns: &AtomicU32) {
+        let kick: Arc<dyn Kick> = Arc::new(NoSignal);
+        while control.wait_for_turn(&kick, Until::Quit) {
+            turns.fetch_add(1, Ordering::SeqCst);
+            while !control.must_exit() {
+                thread::yield_now();
+            }
+            control.parked(&kick);
+        }
+    }
+
+    #[test]
+    fn running_vcpus_are_parked_for_an_act_and_paused_ones_stay_so() {
+        let (control, turns) = (Control::new(), AtomicU32::new(0));
+        let count = || turns.load(Ordering::SeqCst);
+        let wait_for = |turn| {
+            while count() < turn {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| take_turns(&control, &turns));
+            control.between_turns(|| panic!("the guest does not run"));
+            control.start();
+            wait_for(1);
+            control.between_turns(|| assert_eq!(count(), 1));
+            assert_eq!(control.state(), RunState::Running);
+            wait_for(2);
+            control.park();
+            control.between_turns(|| panic!("the guest does not run"));
+            assert_eq!((control.state(), count()), (RunState::Paused, 2));
+            control.quit();
+            control.between_turns(|| panic!("the guest has ended"));
+        });
+    }
+
+    #[test]
+    fn pause_during_a_step_out_lasts() {
+        for _ in 0..100 {
+            let (control, turns) = (Control::new(), AtomicU32::new(0));
+            thread::scope(|scope| {
+                scope.spawn(|| take_turns(&control, &turns));
+                control.start();
+                let stepping = scope.spawn(|| (0..20).for_each(|_| control.between_turns(|| {})));
+                control.park();
+                stepping.join().unwrap();
+                assert_eq!(control.state(), RunState::Paused);
+                control.quit();
+            });
+        }
     }
 }

@@ -17,8 +17,9 @@ use std::time::Duration;
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
+use serde::{Deserialize, Serialize};
 
-use crate::holders;
+use crate::holders::{self, Holder};
 
 /// The time between two attempts to lock, and their number: one second in all. This program holds the lock
 /// for microseconds.
@@ -42,27 +43,36 @@ pub fn lock_directory_of(path: &Path) -> Option<File> {
     None
 }
 
-/// Listens at `path`, or at its name in `directory`, in place of a socket that a dead process left. A private
-/// one has mode 0600. Returns the device and inode of the socket's file, too.
+/// How a process listens at a socket.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct ListenOptions {
+    /// Gives the socket's file mode 0600.
+    pub is_private: bool,
+    /// Takes the path from a process that listens there: that one keeps its connections and gets no new ones.
+    pub replaces: bool,
+}
+
+/// Listens at `path`, or at its name in `directory`, in place of a socket that a dead process left. Returns
+/// the device and inode of the socket's file, too.
 ///
 /// # Errors
-/// Another process listens there, the file is not a socket, or the host refuses.
+/// Another process listens there and must not be replaced, the file is not a socket, or the host refuses.
 pub(crate) fn listen(
     directory: Option<BorrowedFd<'_>>,
     path: &Path,
-    is_private: bool,
+    options: ListenOptions,
 ) -> io::Result<(UnixListener, (u64, u64))> {
     let on_host = in_directory(directory, path);
     let address = SocketAddrUnix::new(&on_host)?;
     let socket = stream_socket()?;
-    if is_private {
+    if options.is_private {
         // The file gets the mode that the socket has when it is bound, so it is never open to others.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     }
     let _lock = lock_directory_of(&on_host);
     match bind(&socket, &address) {
         Err(Errno::ADDRINUSE) => {
-            remove_if_stale(directory, path, &on_host)?;
+            remove_socket(directory, path, &on_host, options.replaces)?;
             bind(&socket, &address)?;
         }
         bound => bound?,
@@ -93,19 +103,29 @@ fn in_directory(directory: Option<BorrowedFd<'_>>, path: &Path) -> PathBuf {
     }
 }
 
-fn remove_if_stale(directory: Option<BorrowedFd<'_>>, path: &Path, on_host: &Path) -> io::Result<()> {
+/// Removes a socket at which no process listens, or any socket.
+fn remove_socket(
+    directory: Option<BorrowedFd<'_>>,
+    path: &Path,
+    on_host: &Path,
+    is_any: bool,
+) -> io::Result<()> {
     if !std::fs::symlink_metadata(on_host)?.file_type().is_socket() {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
             "a file that is not a socket exists at this path; remove the file or choose another path",
         ));
     }
+    if is_any {
+        return std::fs::remove_file(on_host);
+    }
     match connect_to_file(directory, path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(on_host),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
         connected => {
             let holder = connected.ok().and_then(|stream| peer_of(&stream).ok()?.process);
-            let problem = format!("another process listens at this path{}", holders::named(holder));
+            let problem =
+                format!("another process listens at this path{}", holders::named(holder.map(Holder::of)));
             Err(io::Error::new(io::ErrorKind::AddrInUse, problem))
         }
     }

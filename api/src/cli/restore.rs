@@ -29,6 +29,12 @@ pub(crate) struct Restore {
     #[arg(long = "allow-path", value_name = "DIR")]
     pub(super) allowed: Vec<PathBuf>,
 
+    /// Use disks and sockets that another VM or process uses. Two VMs that write one disk damage its file
+    /// system. A socket's path is taken from the other VM, which gets no new connections. A tap or a
+    /// forwarded port cannot be shared
+    #[arg(long)]
+    pub(super) allow_shared: bool,
+
     #[command(flatten)]
     pub(super) unpack: UnpackArgs,
 
@@ -64,6 +70,7 @@ impl Restore {
             dir,
             overrides: OverrideArgs::default(),
             allowed: Vec::new(),
+            allow_shared: false,
             unpack: UnpackArgs::default(),
             isolate_base: false,
             working_set: WorkingSetArgs::default(),
@@ -79,6 +86,7 @@ impl Restore {
         let mut options = RestoreOptions::default()
             .overrides(self.overrides.into())
             .allowed(self.allowed)
+            .allow_shared(self.allow_shared)
             .unpack(self.unpack.unpack()?)
             .isolate_base(self.isolate_base)
             .clock(self.clock)

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
-use volt_vmm::internal::paths;
+use volt_vmm::internal::{ListenOptions, paths};
 
 use crate::failure::Failure;
 
@@ -27,7 +27,8 @@ impl Socket {
     /// A living process serves the path, another kind of file exists there, or the system refuses.
     pub(crate) fn bind(path: &Path) -> Result<Self, Failure> {
         check_address(path)?;
-        let listening = paths::listen(None, path, true);
+        let options = ListenOptions { is_private: true, ..ListenOptions::default() };
+        let listening = paths::listen(None, path, options);
         let (listener, identity) =
             listening.map_err(|error| Failure::socket(path, format!("cannot listen: {error}")))?;
         // From here on, dropping removes the file.

@@ -13,6 +13,7 @@
 mod aio;
 mod avx;
 mod bench;
+mod clock_watch;
 mod command_line;
 mod console;
 mod counter;

@@ -2,8 +2,8 @@
 
 use crate::outcome::Outcome;
 use crate::{
-    avx, bench, console, counter, files, processors, programs, randomness, shutdown, sleepers, streams,
-    system,
+    avx, bench, clock_watch, console, counter, files, processors, programs, randomness, shutdown, sleepers,
+    streams, system,
 };
 
 /// Executes one order and ends its answer.
@@ -29,6 +29,8 @@ fn dispatch(name: &str, rest: &str) -> Outcome {
         "check" => counter::check(),
         "sleep" => sleepers::sleep(number(rest, "MS")?),
         "deadline" => sleepers::deadline(number(rest, "MS")?),
+        "periods" => sleepers::periods(number(rest, "MS")?),
+        "watch-clock" => clock_watch::watch_clock(),
         "avx" => avx::start(),
         "load" => processors::load(number(rest, "SECONDS")?),
         "random" => random(),

@@ -1,4 +1,4 @@
-//! `sleep` and `deadline`: timers that must end on time even if a snapshot interrupts them.
+//! `sleep`, `deadline` and `periods`: timers that must end on time even if a snapshot interrupts them.
 
 use std::time::Duration;
 
@@ -21,6 +21,20 @@ pub(crate) fn sleep(ms: u64) -> Outcome {
     })
 }
 
+/// `periods MS`: arms a timerfd that expires each MS milliseconds, and prints `woken N expired E` at each
+/// wait that it ends: N counts the waits from 1, and E the periods since the wait before.
+pub(crate) fn periods(ms: u64) -> Outcome {
+    let period = Duration::from_millis(ms);
+    let timer = system::Timer::armed(monotonic() + period, period);
+    let timer = timer.map_err(|error| format!("cannot arm a timer: {error}"))?;
+    in_background(move || {
+        for number in 1_u64.. {
+            let expired = timer.wait();
+            console::line(&format!("woken {number} expired {expired}"));
+        }
+    })
+}
+
 /// `deadline MS`: arms an absolute, monotonic timerfd, and prints `deadline MS took T` at its end.
 pub(crate) fn deadline(ms: u64) -> Outcome {
     let start = monotonic();
@@ -32,7 +46,7 @@ pub(crate) fn deadline(ms: u64) -> Outcome {
     })
 }
 
-fn monotonic() -> Duration {
+pub(crate) fn monotonic() -> Duration {
     Duration::from_nanos(system::clock_ns(libc::CLOCK_MONOTONIC))
 }
 

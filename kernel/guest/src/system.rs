@@ -182,14 +182,19 @@ pub(crate) fn nanosleep(time: Duration) {
 pub(crate) struct Timer(OwnedFd);
 
 impl Timer {
-    /// Arms a timer.
+    /// Arms a timer that expires once.
     pub(crate) fn at(moment: Duration) -> io::Result<Self> {
+        Self::armed(moment, Duration::ZERO)
+    }
+
+    /// Arms a timer that expires first at `moment`, and then in each `period`, unless that is zero.
+    pub(crate) fn armed(moment: Duration, period: Duration) -> io::Result<Self> {
         // SAFETY: timerfd_create touches no memory.
         let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC) };
         check(fd.min(0))?;
         // SAFETY: the descriptor is new, and has no other owner.
         let timer = Self(unsafe { OwnedFd::from_raw_fd(fd) });
-        let setting = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(moment) };
+        let setting = libc::itimerspec { it_interval: timespec(period), it_value: timespec(moment) };
         // SAFETY: the pointer is to a setting that lives through the call; the null pointer asks for no old
         // one.
         let result =
@@ -197,11 +202,12 @@ impl Timer {
         check(result).map(|()| timer)
     }
 
-    /// Waits until the timer has expired.
-    pub(crate) fn wait(&self) {
+    /// Waits until the timer has expired. Returns how often it has since the last wait.
+    pub(crate) fn wait(&self) -> u64 {
         let mut expired = 0_u64;
         // SAFETY: the eight bytes that a timerfd returns go into a u64.
         while unsafe { libc::read(self.0.as_raw_fd(), (&raw mut expired).cast(), 8) } != 8 {}
+        expired
     }
 }
 

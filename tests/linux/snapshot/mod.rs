@@ -2,6 +2,7 @@
 
 mod clocks;
 mod generation;
+mod jumps;
 mod memory;
 mod power_cuts;
 mod restoring;

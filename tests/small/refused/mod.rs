@@ -9,3 +9,4 @@ mod bad_request;
 mod bad_state;
 mod forged;
 mod granted;
+mod shared;

@@ -17,6 +17,21 @@ fn saved(scratch: &Scratch, name: &str, vcpu: usize) -> (u64, u64) {
     (vcpu["msrs"]["0x10 tsc"].as_u64().unwrap(), vcpu["tsc_khz"].as_u64().unwrap())
 }
 
+/// Returns the time of kvmclock minus that of the first vCPU's TSC in a snapshot, in nanoseconds, if its KVM
+/// tells both of one moment.
+fn clock_before_tsc(scratch: &Scratch, name: &str) -> Option<i128> {
+    const HOST_TSC: u64 = 8; // KVM_CLOCK_HOST_TSC
+    let state = fs::read(scratch.path(name).join("state.json")).unwrap();
+    let state: Value = serde_json::from_slice(&state).unwrap();
+    let (clock, vcpu) = (&state["machine"]["clock"], &state["machine"]["vcpus"][0]);
+    if clock["flags"].as_u64().unwrap() & HOST_TSC == 0 {
+        return None;
+    }
+    let tsc = clock["host_tsc"].as_u64().unwrap().wrapping_add(vcpu["tsc_offset"].as_u64()?);
+    let tsc = i128::from(tsc) * 1_000_000 / i128::from(vcpu["tsc_khz"].as_u64().unwrap());
+    Some(i128::from(clock["clock"].as_u64().unwrap()) - tsc)
+}
+
 /// A guest that prints its TSC on request.
 struct Teller {
     vm: Vm,
@@ -97,6 +112,32 @@ fn goes_on(vcpus: u8) {
     let apart =
         Duration::from_micros(last.checked_sub(first).expect("read one after the other") * 1000 / khz);
     assert!(apart <= most, "{apart:?} apart, in {most:?}");
+}
+
+/// Linux reads the clock that KVM wrote for the first vCPU on all vCPUs, even before the first one has
+/// entered the guest after a restore. Its time would go back if the clock came closer to the TSC.
+#[test]
+fn clock_keeps_its_distance_from_the_tsc() {
+    needs!(kvm, tsc);
+    let scratch = Scratch::new();
+    let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
+    let mut teller = Teller::boot(2);
+    teller.vm.snapshot(&store, "0").unwrap();
+    let Some(mut before) = clock_before_tsc(&scratch, "0") else {
+        println!("this KVM does not tell the TSC at the moment of its clock");
+        return;
+    };
+    for round in 1..=5 {
+        let snapshot = Snapshot::open(&store, &(round - 1).to_string()).unwrap();
+        teller = Teller::restore(&snapshot, None);
+        teller.tsc();
+        let name = round.to_string();
+        teller.vm.snapshot(&store, &name).unwrap();
+        let after = clock_before_tsc(&scratch, &name).expect("as before");
+        println!("kvmclock is {} ns farther from the TSC", after - before);
+        assert!((0..100_000).contains(&(after - before)), "by {} ns", after - before);
+        before = after;
+    }
 }
 
 #[test]

@@ -37,6 +37,10 @@ pub struct Devices {
     /// Describes the devices on the kernel command line, for kernels without ACPI.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub on_cmdline: bool,
+    /// Lets the VM have disks and sockets that another VM has. A choice of each restore
+    /// ([`crate::RestoreOptions::allow_shared`]), which no snapshot keeps.
+    #[serde(skip)]
+    pub allow_shared: bool,
 }
 
 /// A disk.
@@ -247,6 +251,14 @@ impl RateLimit {
 }
 
 impl Devices {
+    /// Lets the VM have disks and sockets that another VM has.
+    pub(crate) fn allow_shared(&mut self) {
+        self.allow_shared = true;
+        let vsock = self.vsock.iter_mut().map(|vsock| &mut vsock.socket);
+        let console = self.console.iter_mut().map(|console| &mut console.socket);
+        vsock.chain(console).for_each(SocketPath::replace);
+    }
+
     /// Closes the descriptors through which disks were checked, once the disks are open.
     pub(crate) fn release_checked(&mut self) {
         self.disks.iter_mut().flat_map(DiskConfig::files_mut).for_each(FileRef::release);

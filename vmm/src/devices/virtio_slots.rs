@@ -102,7 +102,7 @@ type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
 fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<Named>> {
     let mut made: Vec<Named> = Vec::with_capacity(devices.count());
     for disk in &devices.disks {
-        let block = Block::open(disk)?;
+        let block = if devices.allow_shared { Block::open_shared(disk) } else { Block::open(disk) }?;
         let gate = block.gate();
         let block = Arc::new(Mutex::new(block));
         handles.gates.push((gate, Arc::clone(&block)));

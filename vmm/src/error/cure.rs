@@ -62,6 +62,8 @@ pub enum Cure {
     ConsoleSocket,
     /// Permission for the directory of a path that a snapshot names.
     AllowedDirectory,
+    /// Permission to have disks and sockets that another VM has.
+    AllowShared,
     /// Statistics of the balloon.
     BalloonStatistics,
     /// A compression for packed memory.
@@ -97,6 +99,7 @@ impl Cure {
             Self::VsockSocket => format!("give the vsock device {a} socket"),
             Self::ConsoleSocket => format!("give the console {a} socket"),
             Self::AllowedDirectory => "allow its directory".to_owned(),
+            Self::AllowShared => "allow what is shared".to_owned(),
             Self::BalloonStatistics => "give the balloon statistics".to_owned(),
             Self::Compression => "choose a compression".to_owned(),
             Self::LeaveOut { .. } => "leave it out".to_owned(),
@@ -119,6 +122,7 @@ impl fmt::Display for Cure {
             Self::VsockSocket => "Overrides::vsock",
             Self::ConsoleSocket => "Overrides::console",
             Self::AllowedDirectory => "RestoreOptions::allowed",
+            Self::AllowShared => "RestoreOptions::allow_shared",
             Self::BalloonStatistics => "BalloonConfig::statistics_interval",
             Self::Compression => "Packing::compression",
             Self::LeaveOut { field } => field,

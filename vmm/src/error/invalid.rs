@@ -154,6 +154,17 @@ pub enum Invalid {
         /// How to give the clone a path. Boxed, as are some texts, because each `Result` has room for it.
         cure: Box<Cure>,
     },
+    /// An image that another process uses.
+    #[error("{disk}: {image} is being {conflict}")]
+    InUse {
+        /// The disk.
+        disk: String,
+        /// The image.
+        image: Box<str>,
+        /// Its use, and the process and its command line, if they can be found:
+        /// `used by another VM or process (process 7: volt-vmm restore warm)`.
+        conflict: Box<str>,
+    },
     /// An image that has changed since the snapshot.
     #[error("{disk}: {image} has changed since the snapshot: {difference}")]
     ChangedImage {
@@ -222,6 +233,7 @@ impl Invalid {
         match self {
             Self::Shared { cures, .. } => cures.clone(),
             Self::OwnDescriptor { cure, .. } => vec![(**cure).clone()],
+            Self::InUse { disk, .. } => vec![Cure::DiskPath { id: disk.clone() }, Cure::AllowShared],
             Self::ChangedImage { disk, .. } => {
                 vec![Cure::FormerImage { id: disk.clone() }, Cure::ChangedImage { id: disk.clone() }]
             }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use kvm_bindings::KVM_CLOCK_REALTIME;
+use kvm_bindings::{KVM_CLOCK_HOST_TSC, KVM_CLOCK_REALTIME};
 
 use super::KvmContext;
 use super::vm::VmHandle;
@@ -52,7 +52,33 @@ impl Clock {
         };
         Ok(self.skipped)
     }
+
+    /// Returns how far the restored clock has moved.
+    ///
+    /// The guest computes the time of a clock from a TSC and a value that KVM writes for each vCPU when that
+    /// enters the guest. Linux reads the first vCPU's on all vCPUs, before it is written anew too. The time
+    /// would go back if the clock had a smaller distance from the TSC than in the snapshot.
+    pub(crate) fn moved(&self, state: &ClockState) -> Result<ClockMoved> {
+        let now = self.vm.fd().get_clock().context("KVM_GET_CLOCK")?;
+        if state.flags & now.flags & KVM_CLOCK_HOST_TSC == 0 {
+            return Ok(ClockMoved { time: self.skipped, host_tscs: None });
+        }
+        let time = Duration::from_nanos(now.clock.saturating_sub(state.clock).saturating_sub(BEHIND));
+        Ok(ClockMoved { time, host_tscs: Some((state.host_tsc, now.host_tsc)) })
+    }
 }
+
+/// How far a restored clock has moved from its saved value. The TSCs move as far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClockMoved {
+    /// The time.
+    pub time: Duration,
+    /// The host's TSC at the saved value, on its host, and at the present one, if KVM tells them.
+    pub host_tscs: Option<(u64, u64)>,
+}
+
+/// The time by which the TSCs stay behind the clock, for errors of rounding.
+const BEHIND: u64 = 1000;
 
 /// The time from `realtime`, in ns since 1970, to `now`.
 fn since(realtime: u64, now: SystemTime) -> Duration {

@@ -30,6 +30,9 @@ const TOLERANCE_PPM: u64 = 250;
 /// Added to a value, it gives a distant value that KVM does not take for synchronisation.
 const FAR_OFF: u64 = 1 << 63;
 
+/// The longest time in which the counters and the clock of a VM are saved.
+const LONGEST_SAVE: Duration = Duration::from_secs(60);
+
 /// `KVM_SET_DEVICE_ATTR` and `KVM_GET_DEVICE_ATTR` (`_IOW(KVMIO, 0xe1 and 0xe2, struct kvm_device_attr)`).
 /// kvm-ioctls has them for vCPUs of other architectures only.
 const SET_DEVICE_ATTR: libc::Ioctl = 0x4018_aee1;
@@ -59,7 +62,7 @@ pub(super) trait Counter {
 }
 
 /// The counter of a vCPU in KVM.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct VcpuTsc<'a> {
     pub(super) fd: &'a VcpuFd,
     pub(super) rate: Rate,
@@ -132,6 +135,15 @@ impl SavedTsc {
         Self { value: self.value.wrapping_add(cycles as u64), ..self }
     }
 
+    /// Returns the counter at another moment of its host, before or after it was read. Returns none if its
+    /// offset from the host's counter is unknown.
+    pub(super) fn at(self, host: u64) -> Option<Self> {
+        let value = host.wrapping_add(self.offset?);
+        // The sum is no counter's if the guest has another rate than its host.
+        let apart = value.wrapping_sub(self.value).cast_signed().unsigned_abs();
+        (apart < u64::from(self.khz) * 1000 * LONGEST_SAVE.as_secs()).then_some(Self { value, ..self })
+    }
+
     /// Returns the distance of this counter from `first` in cycles. Without offsets it follows from the
     /// values, which were read one after the other: values less than a second apart count as equal, as in
     /// KVM.
@@ -147,15 +159,19 @@ impl SavedTsc {
 }
 
 /// Continues the counters of a VM from their saved values, and keeps their distances. Their rates have been
-/// set.
-pub(super) fn restore<C: Counter>(counters: &[(C, SavedTsc)]) -> Result<()> {
+/// set. The values are those at `host`, a value of the host's counter, or else those of now.
+pub(super) fn restore<C: Counter>(counters: &[(C, SavedTsc)], host: Option<u64>) -> Result<()> {
     let Some((first, saved)) = counters.first() else { return Ok(()) };
-    if set_offsets(counters, first, saved)? { Ok(()) } else { write(counters, saved) }
+    if set_offsets(counters, (first, saved), host)? { Ok(()) } else { write(counters, saved) }
 }
 
 /// Restores the counters by offsets. Returns false if KVM has no offsets.
-fn set_offsets<C: Counter>(counters: &[(C, SavedTsc)], first: &C, saved: &SavedTsc) -> Result<bool> {
-    let Some(to_first) = offset_to(first, saved.value)? else { return Ok(false) };
+fn set_offsets<C: Counter>(
+    counters: &[(C, SavedTsc)],
+    (first, saved): (&C, &SavedTsc),
+    host: Option<u64>,
+) -> Result<bool> {
+    let Some(to_first) = offset_to(first, saved.value, host)? else { return Ok(false) };
     for (counter, own) in counters {
         if !counter.set_offset(to_first.wrapping_add(own.ahead_of(saved)))? {
             return Ok(false);
@@ -188,11 +204,12 @@ fn write<C: Counter>(counters: &[(C, SavedTsc)], saved: &SavedTsc) -> Result<()>
     Ok(())
 }
 
-/// Returns the offset with which a counter reads `value` now; none if KVM has no offsets. KVM may still
-/// refuse to set it.
-fn offset_to<C: Counter>(counter: &C, value: u64) -> Result<Option<u64>> {
-    if let Some(host) = counter.host() {
-        return Ok(Some(value.wrapping_sub(host)));
+/// Returns the offset with which a counter reads `value` when the host's counter is `host`, or else now.
+/// Returns none if KVM has no offsets. KVM may still refuse to set it. At another rate than the host's it is
+/// the offset of now.
+fn offset_to<C: Counter>(counter: &C, value: u64, host: Option<u64>) -> Result<Option<u64>> {
+    if let Some(now) = counter.host() {
+        return Ok(Some(value.wrapping_sub(host.unwrap_or(now))));
     }
     let Some(offset) = counter.offset()? else { return Ok(None) };
     Ok(Some(offset.wrapping_add(value.wrapping_sub(counter.read()?))))

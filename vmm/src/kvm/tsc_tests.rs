@@ -111,7 +111,7 @@ fn errors(vm: &ModelVm, age: u64, saved: &[SavedTsc], distances: &[u64]) -> Vec<
     let vcpus = vm.vcpus(saved.len());
     vm.passes(age);
     let began = vm.now.get();
-    restore(&vcpus.iter().zip(saved.iter().copied()).collect::<Vec<_>>()).unwrap();
+    restore(&vcpus.iter().zip(saved.iter().copied()).collect::<Vec<_>>(), None).unwrap();
     let since = vm.now.get() - began;
     let reads = |vcpu: &ModelVcpu<'_>| vm.now.get().wrapping_add(vcpu.offset.get());
     let expected = |distance: &u64| saved[0].value.wrapping_add(*distance).wrapping_add(since);
@@ -193,7 +193,7 @@ fn rewind_sets_the_tscs_back() {
         let vm = ModelVm::new(kvm);
         let vcpus = vm.vcpus(2);
         let saved = saved(100 * SECOND, &[0, 0], true);
-        let restore = || restore(&vcpus.iter().zip(saved.iter().copied()).collect::<Vec<_>>()).unwrap();
+        let restore = || restore(&vcpus.iter().zip(saved.iter().copied()).collect::<Vec<_>>(), None).unwrap();
         restore();
         vm.passes(SECOND / 2);
         restore();
@@ -210,4 +210,29 @@ fn skipped_time_advances_a_counter_by_its_rate() {
     assert_eq!((later.value, later.offset, later.khz), (7_500_000_005, Some(7), 2_500_000));
     let year = saved.later(Duration::from_secs(365 * 24 * 3600)).value;
     assert_eq!(year, 365 * 24 * 3600 * 2_500_000_000 + 5);
+}
+
+#[test]
+fn counter_at_the_moment_of_the_clock_continues_from_there() {
+    let vm = ModelVm::new(Offsets);
+    let vcpus = vm.vcpus(2);
+    let saved = SavedTsc { value: 5 * SECOND, offset: Some((7 * SECOND).wrapping_neg()), khz: KHZ };
+    // The clock was saved half a second after the counter, and has been set a second ago.
+    let at_clock = saved.at(12 * SECOND + SECOND / 2).unwrap();
+    assert_eq!(at_clock.value, 5 * SECOND + SECOND / 2);
+    let set = vm.now.get() - SECOND;
+    restore(&vcpus.iter().map(|vcpu| (vcpu, at_clock)).collect::<Vec<_>>(), Some(set)).unwrap();
+    for vcpu in &vcpus {
+        assert_eq!(vcpu.offset.get(), at_clock.value.wrapping_sub(set));
+    }
+}
+
+#[test]
+fn counter_without_an_offset_from_its_host_has_no_value_at_another_moment() {
+    let saved = SavedTsc { value: SECOND, offset: None, khz: KHZ };
+    assert!(saved.at(SECOND).is_none());
+    // With an offset from a counter of another rate the sum is far off.
+    let scaled = SavedTsc { offset: Some(3), ..saved };
+    assert!(scaled.at(500 * SECOND).is_none());
+    assert_eq!(scaled.at(2 * SECOND).unwrap().value, 2 * SECOND + 3);
 }

@@ -3,13 +3,13 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
 
 use kvm_bindings::{kvm_lapic_state, kvm_mp_state, kvm_xcrs};
 use kvm_ioctls::{Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 use volt_kernel::EntryState;
 
+use super::clock::ClockMoved;
 use super::cpuid;
 use super::cpuid::CpuidEntry;
 use super::exit;
@@ -262,15 +262,22 @@ impl Vcpu {
         VcpuTsc { fd: &self.fd, rate: self.tsc_rate }
     }
 
-    /// Continues the TSCs of a VM's vCPUs from their saved values, later by `skipped`. Called after all rates
-    /// are set, and before a timer is armed.
+    /// Continues the TSCs of a VM's vCPUs from their saved values, as far as the clock has moved and, where
+    /// KVM tells the host's TSC, at the same distance from it. Called after all rates are set, and before a
+    /// timer is armed.
     pub(crate) fn restore_tscs<'a>(
         vcpus: impl Iterator<Item = (&'a Self, &'a VcpuState)>,
-        skipped: Duration,
+        clock: ClockMoved,
     ) -> Result<()> {
-        let later = |(vcpu, state): (&'a Self, &VcpuState)| Some((vcpu.tsc(), state.tsc()?.later(skipped)));
-        let counters: Vec<_> = vcpus.filter_map(later).collect();
-        tsc::restore(&counters)
+        let of = |(vcpu, state): (&'a Self, &VcpuState)| Some((vcpu.tsc(), state.tsc()?));
+        let counters: Vec<_> = vcpus.filter_map(of).collect();
+        let at_clock = clock.host_tscs.and_then(|(then, now)| {
+            let each = counters.iter().map(|(vcpu, saved)| Some((*vcpu, saved.at(then)?)));
+            each.collect::<Option<Vec<_>>>().map(|counters| (counters, Some(now)))
+        });
+        let (counters, now) = at_clock.unwrap_or((counters, None));
+        let later = |(vcpu, saved): (VcpuTsc<'a>, SavedTsc)| (vcpu, saved.later(clock.time));
+        tsc::restore(&counters.into_iter().map(later).collect::<Vec<_>>(), now)
     }
 
     /// Restores all state except TSC, armed timers and events, ahead of the rest of a restore.

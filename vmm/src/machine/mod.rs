@@ -8,6 +8,7 @@
 
 pub(crate) mod balloon;
 pub(crate) mod board;
+pub(crate) mod jump;
 pub(crate) mod pool;
 pub(crate) mod shared;
 pub(crate) mod shell;
@@ -43,6 +44,8 @@ pub struct Machine {
     platform: Platform,
     irqchip: Irqchip,
     clock: Clock,
+    /// The time that the clocks skipped at a restore after which the guest has not run.
+    skipped: Duration,
     // Dropped after the fields above, which use it.
     shell: Shell,
     /// Releases threads that are blocked on page faults. Set while the machine is dropped.
@@ -82,7 +85,7 @@ impl Machine {
         shell.board.put(Board { ports, mmio, lines, ram, control });
         let (irqchip, clock) = (Irqchip::of(&shell.vm, shell.irqchip), Clock::new(shell.vm.clone()));
         step_done("devices");
-        Ok(Self { platform, irqchip, clock, shell, let_go: None })
+        Ok(Self { platform, irqchip, clock, skipped: Duration::ZERO, shell, let_go: None })
     }
 
     /// Loads the kernel and sets the boot vCPU to its entry point.
@@ -185,6 +188,18 @@ impl Machine {
     pub(crate) fn notify_paused(&self) -> Result<()> {
         self.shell.vcpus.iter().try_for_each(|thread| lock(&thread.vcpu).notify_paused())
     }
+
+    /// Helps the guest take in a jump of its clocks at the restore before this start, if there was one.
+    pub(crate) fn follow_jump(&mut self) {
+        let skipped = std::mem::take(&mut self.skipped);
+        if skipped < jump::LEAST {
+            return;
+        }
+        let vcpus = self.shell.vcpus.iter().map(|thread| Arc::downgrade(&thread.vcpu)).collect();
+        if let Err(error) = jump::follow(Arc::clone(&self.shell.control), vcpus) {
+            log::warn!("the guest may report stalls after its clocks jumped: {}", report(&error));
+        }
+    }
 }
 
 impl Drop for Machine {
@@ -202,7 +217,7 @@ impl Persist for Machine {
 
     /// Saves a machine whose vCPUs are parked.
     fn save(&self) -> Result<MachineState> {
-        let Self { platform, irqchip, clock, shell, let_go: _ } = self;
+        let Self { platform, irqchip, clock, skipped: _, shell, let_go: _ } = self;
         Ok(MachineState {
             vcpus: shell.vcpus.iter().map(|thread| lock(&thread.vcpu).save()).collect::<Result<_>>()?,
             irqchip: irqchip.save()?,
@@ -211,7 +226,8 @@ impl Persist for Machine {
         })
     }
 
-    /// Restores the vCPUs first and the devices last, because a device may send an interrupt again.
+    /// Restores the clock first, because the TSCs follow it. Restores the devices last, because a device may
+    /// send an interrupt again.
     fn restore(&mut self, state: &MachineState) -> Result<()> {
         let MachineState { vcpus, irqchip, clock, devices } = state;
         if vcpus.len() != self.shell.vcpus.len() {
@@ -222,13 +238,14 @@ impl Persist for Machine {
             );
             return Err(Error::config("vcpus", problem));
         }
-        let skipped = self.clock.begin_restore(clock)?;
-        self.shell.restore_vcpus(vcpus, skipped)?;
+        self.skipped = self.clock.begin_restore(clock)?;
+        self.clock.restore(clock)?;
+        let moved = self.clock.moved(clock)?;
+        step_done("clock");
+        self.shell.restore_vcpus(vcpus, moved)?;
         step_done("vCPU state");
         self.irqchip.restore(irqchip)?;
         step_done("irqchip");
-        self.clock.restore(clock)?;
-        step_done("clock");
         self.platform.restore(devices)
     }
 }

@@ -100,11 +100,11 @@ impl SharedMachine {
     /// # Errors
     /// [`Error::NotNow`] if the guest has ended.
     pub fn resume(&self) -> Result<()> {
-        let machine = lock(&self.machine);
+        let mut machine = lock(&self.machine);
         if self.state() == RunState::Paused {
             machine.notify_paused()?;
         }
-        self.resume_machine(&machine)
+        self.resume_machine(&mut machine)
     }
 
     /// Runs `act`, called `name`, while the vCPUs and devices are halted. Returns its result and the time
@@ -153,7 +153,7 @@ impl SharedMachine {
             if let Err(error) = machine.notify_paused() {
                 log::warn!("cannot tell the guest of its pause: {}", report(&error));
             }
-            self.resume_machine(&machine)?;
+            self.resume_machine(&mut machine)?;
         }
         let times = match before {
             RunState::Running => PauseTimes { disks: start - began, vcpus: start.elapsed() },
@@ -258,7 +258,7 @@ impl SharedMachine {
         }
     }
 
-    fn resume_machine(&self, machine: &Machine) -> Result<()> {
+    fn resume_machine(&self, machine: &mut Machine) -> Result<()> {
         match self.state() {
             // Devices of an ended guest must not resume.
             RunState::Ended => return Err(Error::NotNow { act: "run the guest", state: "has ended" }),
@@ -272,6 +272,7 @@ impl SharedMachine {
         // tells the cause, because the act during the pause has not failed.
         machine.platform().resume(&self.control)?;
         self.control.start();
+        machine.follow_jump();
         Ok(())
     }
 }

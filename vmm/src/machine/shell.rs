@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{IrqchipKind, VmConfig};
 use crate::error::Result;
 use crate::kvm;
+use crate::kvm::clock::ClockMoved;
 use crate::kvm::vcpu::{Vcpu, VcpuState};
 use crate::kvm::vm::VmHandle;
 use crate::machine::board::BoardSlot;
@@ -168,13 +169,13 @@ impl Shell {
     ///
     /// # Errors
     /// Returns an error if KVM refuses the state. The VM must not run then.
-    pub(crate) fn restore_vcpus(&mut self, states: &[VcpuState], skipped: Duration) -> Result<()> {
+    pub(crate) fn restore_vcpus(&mut self, states: &[VcpuState], clock: ClockMoved) -> Result<()> {
         let is_prepared = mem::take(&mut self.is_prepared);
         let mut vcpus: Vec<_> = self.vcpus.iter().map(|thread| lock(&thread.vcpu)).collect();
         if !is_prepared {
             vcpus.iter_mut().zip(states).try_for_each(|(vcpu, state)| vcpu.set_tsc_rate(state))?;
         }
-        Vcpu::restore_tscs(vcpus.iter().map(|vcpu| &**vcpu).zip(states), skipped)?;
+        Vcpu::restore_tscs(vcpus.iter().map(|vcpu| &**vcpu).zip(states), clock)?;
         vcpus.iter_mut().zip(states).try_for_each(|(vcpu, state)| match is_prepared {
             true => vcpu.refresh(state),
             false => vcpu.restore(state),

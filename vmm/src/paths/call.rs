@@ -12,7 +12,7 @@ use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 
-use crate::sockets;
+use crate::sockets::{self, ListenOptions};
 
 /// A path as text. One that is not UTF-8 is a list of bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub(super) enum PathCall {
     /// linkat(2).
     Link { to: PathText },
     /// [`sockets::listen`].
-    Listen { is_private: bool },
+    Listen(ListenOptions),
     /// The path of the file beside the call, as the kernel tells it.
     PathOf,
     /// Connects to a pager's socket of packets, without a wait.
@@ -107,8 +107,8 @@ impl PathCall {
                 rustix::fs::renameat_with(at, path, at, PathBuf::from(to), RenameFlags::NOREPLACE)?;
             }
             Self::Link { to } => rustix::fs::linkat(at, path, at, PathBuf::from(to), AtFlags::empty())?,
-            Self::Listen { is_private } => {
-                let (socket, file) = sockets::listen(directory, path, is_private)?;
+            Self::Listen(options) => {
+                let (socket, file) = sockets::listen(directory, path, options)?;
                 return Ok(Answer::Listening { socket: socket.into(), file });
             }
             Self::PathOf => return Ok(Answer::Path(super::path_of(at)?.as_path().into())),

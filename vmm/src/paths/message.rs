@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::call::{PathCall, PathText};
 use super::program::{ProgramPattern, ProgramStart};
+use crate::holders::Holder;
 use crate::packets::{receive_several, send_several};
 
 /// Sends a message with its number. Tries twice: the host may lack memory for a moment, and an error would
@@ -68,6 +69,8 @@ pub(super) enum Request {
     HolderOfLock,
     /// Tells which process uses a tap.
     HolderOfTap { name: String },
+    /// Tells which process listens at a TCP port.
+    HolderOfPort { port: u16 },
 }
 
 /// An answer.
@@ -82,7 +85,7 @@ pub(super) enum Answer {
         file: (u64, u64),
     },
     Path(PathText),
-    Holder(Option<u32>),
+    Holder(Option<Holder>),
     /// The program runs in this process. A descriptor of it lies beside it.
     Started {
         pid: u32,

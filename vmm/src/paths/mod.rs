@@ -33,7 +33,8 @@ use rustix::fs::{Dir, OFlags, ResolveFlags};
 
 use call::{Answer, PathCall, PathText};
 
-use crate::{holders, sockets};
+use crate::holders::{self, Holder};
+use crate::sockets::{self, ListenOptions};
 
 thread_local! {
     /// Whether this thread asks the opener.
@@ -276,7 +277,7 @@ fn own_path(file: &impl AsFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }
 
-/// Listens at a socket, in place of one that a dead process left. A private one has mode 0600. Returns its
+/// Listens at a socket, in place of one that a dead process left. Returns its
 /// file's device and inode, too.
 ///
 /// # Errors
@@ -284,9 +285,9 @@ fn own_path(file: &impl AsFd) -> PathBuf {
 pub fn listen(
     directory: Option<BorrowedFd<'_>>,
     path: &Path,
-    is_private: bool,
+    options: ListenOptions,
 ) -> io::Result<(UnixListener, (u64, u64))> {
-    let Answer::Listening { socket, file } = make(directory, path, PathCall::Listen { is_private })? else {
+    let Answer::Listening { socket, file } = make(directory, path, PathCall::Listen(options))? else {
         return Err(ErrorKind::InvalidData.into());
     };
     if asks() {
@@ -304,13 +305,18 @@ pub fn connect_to_pager(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// The process that has the lock of a file, if it can be found.
-pub fn holder_of_lock(file: &File) -> Option<u32> {
+pub fn holder_of_lock(file: &File) -> Option<Holder> {
     if asks() { opener::holder_of_lock(file) } else { holders::of_lock(file) }
 }
 
 /// The process that uses a tap, if it can be found.
-pub fn holder_of_tap(name: &str) -> Option<u32> {
+pub fn holder_of_tap(name: &str) -> Option<Holder> {
     if asks() { opener::holder_of_tap(name) } else { holders::of_tap(name) }
+}
+
+/// The process that listens at a TCP port, if it can be found.
+pub fn holder_of_port(port: u16) -> Option<Holder> {
+    if asks() { opener::holder_of_port(port) } else { holders::of_port(port) }
 }
 
 /// Checks that a TCP port of 127.0.0.1 is free.

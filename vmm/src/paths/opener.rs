@@ -35,6 +35,7 @@ use super::program::{ProgramPattern, ProgramStart};
 use super::rules::Bounds;
 use super::serve;
 use crate::error::{Error, Result};
+use crate::holders::Holder;
 use crate::sync::lock;
 
 /// The sockets of the opener and the starter.
@@ -183,16 +184,21 @@ pub(super) fn status_of(pid: u32) -> io::Result<ExitStatus> {
 }
 
 /// The process that has the lock of a file, if it can be found.
-pub(super) fn holder_of_lock(file: &File) -> Option<u32> {
+pub(super) fn holder_of_lock(file: &File) -> Option<Holder> {
     holder(&Request::HolderOfLock, &[file.as_fd()])
 }
 
 /// The process that uses a tap, if it can be found.
-pub(super) fn holder_of_tap(name: &str) -> Option<u32> {
+pub(super) fn holder_of_tap(name: &str) -> Option<Holder> {
     holder(&Request::HolderOfTap { name: name.to_owned() }, &[])
 }
 
-fn holder(request: &Request, beside: &[BorrowedFd<'_>]) -> Option<u32> {
+/// The process that listens at a TCP port, if it can be found.
+pub(super) fn holder_of_port(port: u16) -> Option<Holder> {
+    holder(&Request::HolderOfPort { port }, &[])
+}
+
+fn holder(request: &Request, beside: &[BorrowedFd<'_>]) -> Option<Holder> {
     match ask(request, beside) {
         Ok((Answer::Holder(holder), _)) => holder,
         _ => None,
@@ -215,7 +221,8 @@ fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<
         | Request::StatusOf { .. }
         | Request::Detach { .. }
         | Request::HolderOfLock
-        | Request::HolderOfTap { .. } => lock(&processes.starter),
+        | Request::HolderOfTap { .. }
+        | Request::HolderOfPort { .. } => lock(&processes.starter),
         _ => lock(&processes.opener),
     };
     channel.ask(request, beside)

@@ -113,7 +113,7 @@ impl Rules {
             }
             PathCall::Link { .. } => refuse_socket(at, path),
             PathCall::Remove { is_directory: false } => self.check_removal(at, path),
-            PathCall::Listen { .. } if self.is_sealed => Err(ErrorKind::PermissionDenied.into()),
+            PathCall::Listen(_) if self.is_sealed => Err(ErrorKind::PermissionDenied.into()),
             PathCall::ConnectToPager if !self.pagers.iter().any(|known| known == path) => {
                 Err(ErrorKind::PermissionDenied.into())
             }

@@ -192,6 +192,7 @@ impl Server for Starter {
                 let file = beside.into_iter().next().ok_or(io::ErrorKind::InvalidInput)?;
                 Ok(Some((Answer::Holder(holders::of_lock(&file.into())), None)))
             }
+            Request::HolderOfPort { port } => Ok(Some((Answer::Holder(holders::of_port(port)), None))),
             Request::HolderOfTap { name } => Ok(Some((Answer::Holder(holders::of_tap(&name)), None))),
             Request::AllowProgram(program) => {
                 self.programs.allow(program);

@@ -98,6 +98,7 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         .prefetch(request.prefetch)
         .record(request.record)
         .clock(request.clock)
+        .allow_shared(request.allow_shared)
         // Firecracker checks no disk, and its clients expect no refusal.
         .changed_images(ChangedImages::Warn);
     options.resume = request.resume_vm;

@@ -10,6 +10,7 @@ use std::path::Path;
 use crate::config::SocketPath;
 use crate::error::{Error, Result};
 use crate::paths;
+use crate::sockets::ListenOptions;
 
 /// A listening socket. Dropping it removes its file.
 #[derive(Debug)]
@@ -32,7 +33,8 @@ impl Listener {
     /// # Errors
     /// Another process listens there, the file is not a socket, or the host refuses.
     pub fn open(act: &'static str, path: &SocketPath) -> Result<Self> {
-        let listening = paths::listen(path.directory(), path.as_path(), false);
+        let options = ListenOptions { replaces: path.replaces(), ..ListenOptions::default() };
+        let listening = paths::listen(path.directory(), path.as_path(), options);
         let (socket, file) = listening.map_err(|source| Error::file(act, path, source))?;
         Ok(Self { socket, path: path.clone(), file })
     }
@@ -111,14 +113,12 @@ mod tests {
         let path = scratch.join("used");
         let listener = Listener::open("listen at", &path.clone().into()).unwrap();
         let error = report(&Listener::open("listen at", &path.clone().into()).unwrap_err());
-        assert_eq!(
-            error,
-            format!(
-                "cannot listen at {}: another process listens at this path (process {})",
-                path.display(),
-                std::process::id()
-            )
+        let holder = format!(
+            "cannot listen at {}: another process listens at this path (process {}: ",
+            path.display(),
+            std::process::id()
         );
+        assert!(error.starts_with(&holder), "{error}");
         assert!(UnixStream::connect(&path).is_ok());
         // Another process puts a file in its place, which the listener must not remove.
         std::fs::remove_file(&path).unwrap();
@@ -132,6 +132,24 @@ mod tests {
             "{error}"
         );
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn path_is_taken_from_a_listener_whose_end_leaves_it() {
+        let scratch = ScratchDir::new();
+        let path = SocketPath::from(scratch.join("used"));
+        let first = Listener::open("listen at", &path).unwrap();
+        let mut taken = path.clone();
+        taken.replace();
+        let second = Listener::open("listen at", &taken).unwrap();
+        drop(first);
+        let _client = UnixStream::connect(path.as_path()).unwrap();
+        assert!(second.accept().unwrap().is_some());
+        // A file that is no socket is not replaced.
+        drop(second);
+        std::fs::write(path.as_path(), "precious").unwrap();
+        Listener::open("listen at", &taken).unwrap_err();
+        assert_eq!(std::fs::read_to_string(path.as_path()).unwrap(), "precious");
     }
 
     /// A second listener could find the first one's socket bound and not yet listening, or remove a file that

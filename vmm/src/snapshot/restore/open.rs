@@ -262,6 +262,9 @@ impl Snapshot {
         let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
         let placed = given.map(|disk| disk.id.clone()).collect();
         options.overrides.clone().apply(&mut config.devices)?;
+        if options.allow_shared {
+            config.devices.allow_shared();
+        }
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
         let MemoryOfRestore { memory, over, files } = self.memory_for(&options, unpack)?;

@@ -26,6 +26,11 @@ pub struct RestoreOptions {
     /// Directories for the disks and sockets of a snapshot that this user's volt-vmm did not write. The
     /// snapshot gets no other host resource, except those in `overrides`.
     pub allowed: Vec<PathBuf>,
+    /// Lets the VM have disks and sockets that another VM or process has, which is refused otherwise. Two
+    /// VMs that write one disk damage its file system, unless that is made for it. A socket's path is taken
+    /// from the other VM: its connections go on, and new ones come to this VM. A tap and a forwarded port
+    /// stay refused, because the host gives each to one process.
+    pub allow_shared: bool,
     /// Makes the first [`crate::Vm::rewind`] as quick as later ones: writes are logged from the start, which
     /// costs the guest a fault at the first write to each page.
     pub rewindable: bool,
@@ -61,6 +66,7 @@ impl Default for RestoreOptions {
             overrides: Overrides::default(),
             changed_images: ChangedImages::default(),
             allowed: Vec::new(),
+            allow_shared: false,
             rewindable: false,
             clock: ClockMode::default(),
             pool: None,
@@ -126,6 +132,12 @@ impl RestoreOptions {
     #[must_use]
     pub fn clock(self, clock: ClockMode) -> Self {
         Self { clock, ..self }
+    }
+
+    /// Lets the VM have disks and sockets that another VM has.
+    #[must_use]
+    pub fn allow_shared(self, allow_shared: bool) -> Self {
+        Self { allow_shared, ..self }
     }
 
     /// Allows a foreign snapshot these directories for its disks and sockets.

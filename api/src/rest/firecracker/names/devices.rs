@@ -276,7 +276,7 @@ impl From<BalloonConfig> for Balloon {
 
 /// Describes all devices, as parts of `GET /vm/config`. `root` is the id of the root device, if it is known.
 pub(crate) fn describe(devices: Devices, root: Option<&str>) -> Value {
-    let Devices { disks, networks, vsock, rng, balloon, console, on_cmdline } = devices;
+    let Devices { disks, networks, vsock, rng, balloon, console, on_cmdline, allow_shared: _ } = devices;
     let drive = |disk: DiskConfig| {
         let is_root_device = Some(disk.id.as_str()) == root;
         Drive { is_root_device, ..Drive::from(disk) }
@@ -427,7 +427,9 @@ mod tests {
             let socket = || PathBuf::from("/socket").into();
             let vsock = cid.map(|cid| VsockConfig { cid, socket: socket() });
             let console = has_console.then(|| ConsoleConfig { socket: socket() });
-            let devices = Devices { disks, networks, vsock, rng, balloon, console, on_cmdline };
+            let allow_shared = false;
+            let devices =
+                Devices { disks, networks, vsock, rng, balloon, console, on_cmdline, allow_shared };
             let body = serde_json::to_string(&devices).unwrap();
             prop_assert_eq!(serde_json::from_str::<Devices>(&body).unwrap(), devices.clone());
             prop_assert_eq!(described(&describe(devices.clone(), None)), devices);
@@ -448,6 +450,7 @@ mod tests {
             balloon: part::<Option<Balloon>>(description, "balloon").map(BalloonConfig::from),
             console: part::<Option<ConsoleSocket>>(description, "console").map(ConsoleConfig::from),
             on_cmdline: part::<Option<bool>>(description, "devices_on_cmdline").is_some(),
+            allow_shared: false,
         }
     }
 

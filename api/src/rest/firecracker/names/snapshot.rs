@@ -90,6 +90,9 @@ pub(crate) struct LoadSnapshot {
     /// volt-vmm's own: directories whose disks and sockets a snapshot of another user may use.
     #[serde(default)]
     pub(crate) allow_paths: Vec<PathBuf>,
+    /// volt-vmm's own: lets the VM have disks and sockets that another VM has.
+    #[serde(default)]
+    pub(crate) allow_shared: bool,
     /// volt-vmm's own: how the guest's clocks treat the time since the snapshot.
     #[serde(default)]
     pub(crate) clock: ClockMode,

@@ -18,7 +18,7 @@ use super::request::DiskRange;
 use super::sync_tracker::{PendingSync, SyncTracker};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 use crate::holders;
 use crate::paths;
 
@@ -60,6 +60,20 @@ pub enum OpenMode {
     Create,
 }
 
+/// The claim of a disk to its image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// No other process may use it in a way that excludes this disk.
+    Exclusive,
+    /// Others may use it, too.
+    Shared,
+}
+
+/// Whether another process has the lock.
+fn is_held(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
+}
+
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -76,6 +90,14 @@ impl HostFile {
     /// The file is neither a regular file nor a block device, or its use by another process excludes this
     /// one.
     pub fn open(id: &str, file: &FileRef, wanted: OpenMode) -> Result<Self> {
+        Self::open_as(id, file, wanted, Claim::Exclusive)
+    }
+
+    /// Opens a file for the disk `id`, and locks it, unless it may be shared and another process uses it.
+    ///
+    /// # Errors
+    /// As [`HostFile::open`], but for another process's use of a file that may be shared.
+    pub fn open_as(id: &str, file: &FileRef, wanted: OpenMode, claim: Claim) -> Result<Self> {
         let name = file.to_string();
         let opened = match wanted {
             OpenMode::Read => file.open("open disk")?,
@@ -110,16 +132,20 @@ impl HostFile {
             lock: (!matches!(file, FileRef::Fd(_))).then(Arc::default),
         };
         let kind = if wanted == OpenMode::Read { libc::F_RDLCK } else { libc::F_WRLCK };
-        opened.await_lock(kind).map_err(|source| match source.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) => {
-                let conflict = if wanted == OpenMode::Read { "written" } else { "used" };
+        match opened.await_lock(kind) {
+            Err(source) if is_held(&source) => {
+                let act = if wanted == OpenMode::Read { "written" } else { "used" };
                 let holder = holders::named(paths::holder_of_lock(&opened.file));
-                let name = &opened.name;
-                let problem = format!("{id}: {name} is being {conflict} by another VM or process{holder}");
-                Error::config("disks", problem)
+                let conflict = format!("{act} by another VM or process{holder}").into();
+                let (disk, image) = (id.to_owned(), opened.name.as_str().into());
+                let problem = Invalid::InUse { disk, image, conflict };
+                match claim {
+                    Claim::Exclusive => return Err(Error::config("disks", problem)),
+                    Claim::Shared => log::warn!("disks: {problem}: it is shared, as allowed"),
+                }
             }
-            _ => Error::file("lock disk", &opened.name, source),
-        })?;
+            done => done.map_err(|source| Error::file("lock disk", &opened.name, source))?,
+        }
         Ok(opened)
     }
 
@@ -198,7 +224,7 @@ impl HostFile {
     fn await_lock(&self, kind: libc::c_int) -> io::Result<()> {
         for _ in 0..LOCK_ATTEMPTS {
             match self.set_lock(kind) {
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                Err(error) if is_held(&error) => {
                     std::thread::sleep(LOCK_RETRY);
                 }
                 done => return done,

@@ -64,7 +64,7 @@ use clusters::Clusters;
 use copy::LayerSource;
 pub use disk_files::DiskFiles;
 pub use gate::{ClosedGates, Gate};
-use host_file::{HostFile, OpenMode};
+use host_file::{Claim, HostFile, OpenMode};
 pub use image::Image;
 use layer::Overlay;
 use lower_files::LowerFiles;
@@ -119,11 +119,23 @@ impl Block {
     /// # Errors
     /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
     pub fn open(config: &DiskConfig) -> Result<Self> {
+        Self::open_as(config, Claim::Exclusive)
+    }
+
+    /// Opens a disk whose image others may use, too. A layer, and the files beneath it, are not shared.
+    ///
+    /// # Errors
+    /// As [`Block::open`], but for another's use of the image.
+    pub fn open_shared(config: &DiskConfig) -> Result<Self> {
+        Self::open_as(config, Claim::Shared)
+    }
+
+    fn open_as(config: &DiskConfig, claim: Claim) -> Result<Self> {
         let DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit } = config;
         let storage = match layer {
             None => {
                 let wanted = if *read_only { OpenMode::Read } else { OpenMode::Write };
-                Medium::Image(HostFile::open(id, path, wanted)?)
+                Medium::Image(HostFile::open_as(id, path, wanted, claim)?)
             }
             Some(layer) => {
                 let wanted = if *read_only { OpenMode::Read } else { OpenMode::Create };

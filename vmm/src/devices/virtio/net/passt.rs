@@ -15,6 +15,7 @@ use super::header;
 use super::pieces::Pieces;
 use crate::config::network::Mac;
 use crate::error::{Error, Result};
+use crate::holders;
 use crate::paths;
 use crate::paths::process::Process;
 use crate::paths::program::{self, Program, Stream};
@@ -212,8 +213,17 @@ fn announcement(mac: Mac) -> [u8; MIN_WIRE_FRAME] {
 /// Checks that the host's ports are free, because passt would report one in use only after its start.
 fn check_ports(forward: &[(u16, u16)]) -> Result<()> {
     for (host, _) in forward {
-        paths::check_port(*host)
-            .map_err(|source| Error::host(format!("forward port {host} of 127.0.0.1"), source))?;
+        paths::check_port(*host).map_err(|source| {
+            let act = format!("forward port {host} of 127.0.0.1");
+            let cause = match source.kind() {
+                io::ErrorKind::AddrInUse => {
+                    let holder = holders::named(paths::holder_of_port(*host));
+                    format!(": another process listens there{holder}, and no two can")
+                }
+                _ => String::new(),
+            };
+            Error::host(act + &cause, source)
+        })?;
     }
     Ok(())
 }

@@ -46,7 +46,8 @@ impl Tap {
         let failed = |source: io::Error| {
             let cause = match source.raw_os_error() {
                 Some(libc::EBUSY) => {
-                    "another process uses it".to_owned() + &holders::named(paths::holder_of_tap(name))
+                    let holder = holders::named(paths::holder_of_tap(name));
+                    format!("another process uses it{holder}, and no two can")
                 }
                 Some(libc::EPERM) => "this user does not own it and lacks CAP_NET_ADMIN".to_owned(),
                 Some(libc::EINVAL) => "it is not a tap, or has several queues".to_owned(),

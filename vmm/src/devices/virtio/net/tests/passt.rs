@@ -81,6 +81,9 @@ fn passt_answers_arp_and_forwards_ports_of_this_host() {
     }
     let taken = report(&Net::open(&config(passt)).unwrap_err());
     assert!(taken.starts_with(&format!("cannot forward port {one} of 127.0.0.1: ")), "{taken}");
+    // The holder is this process, which started the passt that listens.
+    let holder = format!("another process listens there (process {}: ", std::process::id());
+    assert!(taken.contains(&holder) && taken.contains("no two can"), "{taken}");
 
     // The guest has another passt after the move.
     driver.move_to(Net::open(&config(NetBackend::Passt { forward: vec![] })).unwrap());

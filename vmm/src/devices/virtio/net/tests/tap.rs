@@ -137,8 +137,9 @@ fn tap_errors_name_their_cause() {
         let refused = |name: &str| report(&Net::open(&tap(name)).unwrap_err());
         let _first = Net::open(&tap("volt0")).unwrap();
         let busy = refused("volt0");
-        let holder = format!("another process uses it (process {}): ", std::process::id());
+        let holder = format!("another process uses it (process {}: ", std::process::id());
         assert!(busy.starts_with(&format!("cannot use tap volt0: {holder}")), "{busy}");
+        assert!(busy.contains("no two can"), "{busy}");
         let no_tap = refused("lo");
         assert!(no_tap.starts_with("cannot use tap lo: it is not a tap"), "{no_tap}");
         let unprivileged = thread::spawn(|| {
