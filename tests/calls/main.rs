@@ -1,6 +1,6 @@
 //! Runs a command, and tells which rules of the seccomp filters no thread of a VM used meanwhile
-//! (scripts/unused-rules.sh). The kernel's tracepoint of system calls tells the calls of all threads whose names
-//! start with `volt-`.
+//! (scripts/unused-rules.sh). The kernel's tracepoint of system calls tells the calls of all threads whose
+//! names start with `volt-`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -187,8 +187,8 @@ static DEVICE: &[Rule] = &[
     call(SYS_shutdown),
 ];
 
-/// A disk's thread: reads and writes its files, directly or by an io_uring that does nothing else and was made
-/// before.
+/// A disk's thread: reads and writes its files, directly or by an io_uring that does nothing else and was
+/// made before.
 static BLOCK: &[Rule] = &[
     only(SYS_ioctl, &[&[is(1, KVM_SIGNAL_MSI)], &[is(1, KVM_IRQ_LINE)], &[is(1, BLKDISCARD)]]),
     call(SYS_fdatasync),

@@ -24,8 +24,8 @@ pub(crate) struct Restore {
     pub(super) overrides: OverrideArgs,
 
     /// Allow a snapshot of another user, or of this user without its mark, to use disks, sockets and the base
-    /// of a diff in this directory. With --confine strict, the process opens files in it while its guest runs.
-    /// Repeatable
+    /// of a diff in this directory. With --confine strict, the process opens files in it while its guest
+    /// runs. Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     pub(super) allowed: Vec<PathBuf>,
 

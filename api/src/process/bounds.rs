@@ -6,8 +6,8 @@ use volt_vmm::config::{Devices, FileRef};
 use volt_vmm::internal;
 use volt_vmm::sandbox::Bounds;
 
-/// Returns what the configuration of a VM names, and the directories that the user allows. `devices` are absent
-/// in a process that waits for a VM.
+/// Returns what the configuration of a VM names, and the directories that the user allows. `devices` are
+/// absent in a process that waits for a VM.
 pub(crate) fn of(allowed: &[PathBuf], devices: Option<&Devices>, snapshot: Option<&Path>) -> Bounds {
     let mut bounds = Bounds { directories: allowed.to_vec(), ..Bounds::default() };
     bounds.readable.extend(snapshot.map(Path::to_owned));

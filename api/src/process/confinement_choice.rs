@@ -41,8 +41,8 @@ impl ConfinementChoice {
         self.strict.iter_mut().for_each(|strict| strict.bounds.sockets.push(path.to_owned()));
     }
 
-    /// The confinement of a fork's child, which takes its VM from this process. Its bounds hold from the start,
-    /// because this process may be its guest's.
+    /// The confinement of a fork's child, which takes its VM from this process. Its bounds hold from the
+    /// start, because this process may be its guest's.
     pub(crate) fn of_child(&self) -> Self {
         let mut choice = self.clone();
         choice.strict.iter_mut().for_each(|strict| strict.bounds.from_start = true);

@@ -21,7 +21,7 @@ const VMM: &Rooms = &[
     ("machine", "devices kvm memory config LEAVES"),
     ("devices", "kvm memory config LEAVES"),
     ("doctor", "kvm error"),
-    ("pager", "memory error packets paths progress sandbox sync threads"),
+    ("pager", "memory error packets paths progress sandbox sockets sync threads"),
     ("kvm", "config LEAVES"),
     ("store", "error partial paths"),
     ("memory", "error paths progress sandbox sync threads timing"),

@@ -369,8 +369,13 @@ fn command_line_forks_a_guest() {
     assert_eq!(Outcome::of(["fork", "--child", "/a"]).status, 2);
     let gone = path("gone");
     Outcome::of(["fork", "--api-socket", &gone, "--child", "/a"]).refused(&["API socket", "no such file"]);
-    Outcome::of(["forked", "--api-socket", &gone, "--id", "x"])
+    Outcome::of(["forked", "--api-socket", &gone, "--id", "x", "--confinement", &confinement()])
         .refused(&["standard input is not a fork's socket", "volt-vmm fork"]);
+}
+
+/// The confinement of a parent, as it tells its child.
+fn confinement() -> String {
+    json!({"is_on": true, "seccomp": true, "filters": null, "strict": null}).to_string()
 }
 
 #[test]
@@ -388,7 +393,7 @@ fn child_without_its_parent_ends_and_leaves_nothing() {
         let (mut here, there) = UnixStream::pair().unwrap();
         let mut command = Command::new(volt_tests::program::binary());
         command.args(["forked", "--api-socket"]).arg(&socket).args(["--id", "f00", "--confinement"]);
-        command.arg(json!({"is_on": true, "seccomp": true, "filters": null, "strict": null}).to_string());
+        command.arg(confinement());
         let mut child = command.stdin(OwnedFd::from(there)).stdout(Stdio::null()).spawn().unwrap();
         drop(command);
         here.write_all(said).unwrap();

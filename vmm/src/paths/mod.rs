@@ -95,7 +95,8 @@ fn make(directory: Option<BorrowedFd<'_>>, path: &Path, call: PathCall) -> io::R
     let answer = match own_descriptor(path) {
         None => opener::make(directory, path, call),
         Some((number, rest)) => {
-            // SAFETY: whoever wrote the path holds the descriptor open. A closed one is an error of sendmsg(2).
+            // SAFETY: whoever wrote the path holds the descriptor open. A closed one is an error of
+            // sendmsg(2).
             let beside = unsafe { BorrowedFd::borrow_raw(number) };
             opener::make(Some(beside), rest, call)
         }

@@ -11,7 +11,7 @@
 //!
 //! A vsock device connects to `PATH_N` for its guest's connection to port N. Neither seccomp nor Landlock can
 //! tell that path from another VM's API socket. The opener can: it was told the paths before the guest ran,
-//! and connects to nothing else. [`Bounds`] say what else it opens.
+//! and connects to nothing else. [`super::rules::Bounds`] say what else it opens.
 //!
 //! It is forked before guest memory is mapped, and holds no descriptor of the VM. It ends with the VM's
 //! process.
@@ -32,8 +32,8 @@ use super::call::{self, PathCall};
 use super::channel::{self, Channel};
 use super::message::{Answer, Request};
 use super::program::{ProgramPattern, ProgramStart};
-use super::rules::Bounds;
 use super::serve;
+pub(crate) use super::serve::Duties;
 use crate::error::{Error, Result};
 use crate::holders::Holder;
 use crate::sync::lock;
@@ -47,20 +47,6 @@ struct Beside {
 
 /// Those of this process, once they were started.
 static BESIDE: OnceLock<Beside> = OnceLock::new();
-
-/// What the processes beside the VM's are to do.
-pub(crate) struct Duties<'a> {
-    /// Called by both first.
-    pub harden: fn() -> Result<()>,
-    /// Called by the opener before it serves.
-    pub confine: fn(),
-    /// What the opener may open.
-    pub bounds: Option<&'a Bounds>,
-    /// Makes the kernel keep the opener within its bounds.
-    pub bound: fn(&Bounds),
-    /// The programs that the starter may start at any time.
-    pub programs: &'a [ProgramPattern],
-}
 
 /// Forks the opener and the starter. The process has one thread, and no guest memory.
 ///

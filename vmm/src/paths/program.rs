@@ -17,6 +17,7 @@ use super::call::PathText;
 pub const DESCRIPTOR: i32 = 3;
 
 /// This process's own program.
+#[cfg(any(test, feature = "internal"))]
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// A standard stream of a program.

@@ -1,7 +1,7 @@
 //! The opener's rules: the calls that it makes, and the sockets that it connects to.
 //!
-//! Whoever took over the VM's process can ask the opener for any call. These rules keep it from the sockets
-//! of other VMs. Landlock keeps the opener from files outside [`Bounds`], if there are any.
+//! An attacker who took over the VM's process can ask the opener for any call. These rules keep them from the
+//! sockets of other VMs. Landlock keeps the opener from files outside [`Bounds`], if there are any.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::call::PathCall;
 use crate::sockets::connect_to_file;
 
-/// What the opener may open once the guest runs.
+/// The files that the opener may open once the guest runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bounds {
     /// Directories in which everything is allowed.
@@ -27,8 +27,8 @@ pub struct Bounds {
     pub writable: Vec<PathBuf>,
     /// Sockets at which this process listens. They are removed at the end.
     pub sockets: Vec<PathBuf>,
-    /// Whether they hold from the start. Otherwise they hold once the guest runs, and what is opened before is
-    /// not bounded.
+    /// Whether they hold from the start. Otherwise they hold once the guest runs, and what is opened before
+    /// is not bounded.
     pub from_start: bool,
 }
 

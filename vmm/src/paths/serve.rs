@@ -20,11 +20,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::call::{self, PathCall};
 use super::message::{self, Answer, Request};
-use super::opener::Duties;
 use super::program::ProgramPattern;
 use super::rules::{Bounds, Rules};
 use super::started::Started;
-use crate::error::report;
+use crate::error::{Result, report};
 use crate::holders;
 
 /// An answer, and the descriptor beside it. Absent for a request without one.
@@ -33,6 +32,20 @@ type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
 /// Numbers of the sockets, after the standard streams.
 const OPENER: i32 = 3;
 const STARTER: i32 = 4;
+
+/// The duties of the processes beside the VM's.
+pub(crate) struct Duties<'a> {
+    /// Called by both first.
+    pub harden: fn() -> Result<()>,
+    /// Called by the opener before it serves.
+    pub confine: fn(),
+    /// The files that the opener may open.
+    pub bounds: Option<&'a Bounds>,
+    /// Makes the kernel keep the opener within its bounds.
+    pub bound: fn(&Bounds),
+    /// The programs that the starter may start at any time.
+    pub programs: &'a [ProgramPattern],
+}
 
 /// Runs the opener and the starter. The process was forked just now, and has one thread.
 pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, duties: &Duties<'_>) -> ! {

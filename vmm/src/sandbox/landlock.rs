@@ -30,18 +30,18 @@ const READ_ALWAYS: [&str; 6] = [
 /// Devices of all VMs.
 const DEVICES: [&str; 5] = ["/dev/kvm", "/dev/null", "/dev/net/tun", "/dev/userfaultfd", "/dev/zero"];
 
-/// Puts the calling thread into a domain without rights. A kernel without a part of Landlock is used without
-/// it, and the log says so once.
+/// Puts the calling thread into a domain without rights. One that may `signal` can send signals to processes
+/// outside. A kernel without a part of Landlock is used without it, and the log says so once.
 ///
 /// # Errors
 /// The kernel refuses a domain.
-pub(super) fn give_up_rights() -> Result<(), RulesetError> {
+pub(super) fn give_up_rights(signal: bool) -> Result<(), RulesetError> {
     static TOLD: Once = Once::new();
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
         .handle_access(AccessNet::from_all(NEWEST))?
-        .scope(scopes())?;
+        .scope(scopes(signal))?;
     let lacks = match restrict(ruleset.create()?)? {
         RulesetStatus::FullyEnforced => return Ok(()),
         RulesetStatus::PartiallyEnforced => "lacks a part of Landlock",
@@ -93,7 +93,7 @@ pub(super) fn keep_within(bounds: &Bounds) -> Result<(), RulesetError> {
         .create()?;
     for (paths, access) in rights {
         for path in paths {
-            // What does not exist cannot be opened. A file has fewer rights than a directory.
+            // A missing file cannot be opened. A file has fewer rights than a directory.
             let Ok(file) = PathFd::new(&path) else { continue };
             let is_directory = path.is_dir();
             let access = if is_directory { access } else { access & AccessFs::from_file(NEWEST) };
@@ -106,15 +106,15 @@ pub(super) fn keep_within(bounds: &Bounds) -> Result<(), RulesetError> {
     Ok(())
 }
 
-/// What a thread's domain keeps from it besides files and ports. Signals are among that where the kernel lets a
-/// thread in a domain signal the other threads of its process (erratum 2, mended in Linux 6.15 and in stable
-/// kernels after that).
-fn scopes() -> BitFlags<Scope> {
-    static CHOSEN: OnceLock<BitFlags<Scope>> = OnceLock::new();
-    *CHOSEN.get_or_init(|| match errata() & SIGNALS_OF_THREADS {
-        0 => Scope::AbstractUnixSocket.into(),
-        _ => Scope::AbstractUnixSocket | Scope::Signal,
-    })
+/// Scopes of a thread's domain, without that of signals if it may `signal`. The scope of signals is among
+/// them where the kernel lets a thread in a domain signal the other threads of its process (erratum 2, mended
+/// in Linux 6.15 and in stable kernels after that).
+fn scopes(signal: bool) -> BitFlags<Scope> {
+    static HAS_SIGNALS: OnceLock<bool> = OnceLock::new();
+    match !signal && *HAS_SIGNALS.get_or_init(|| errata() & SIGNALS_OF_THREADS != 0) {
+        true => Scope::AbstractUnixSocket | Scope::Signal,
+        false => Scope::AbstractUnixSocket.into(),
+    }
 }
 
 /// `LANDLOCK_CREATE_RULESET_ERRATA` (linux/landlock.h).
@@ -122,7 +122,7 @@ const ERRATA: libc::c_uint = 1 << 1;
 /// Erratum 2 (security/landlock/errata/abi-6.h of the kernel).
 const SIGNALS_OF_THREADS: libc::c_long = 1 << (2 - 1);
 
-/// The errata of Landlock that this kernel has mended. None if it cannot tell.
+/// The errata of Landlock that this kernel has mended. It is 0 if the kernel cannot tell.
 fn errata() -> libc::c_long {
     // SAFETY: with this flag the kernel reads no attribute, and returns a number.
     let found = unsafe {

@@ -15,7 +15,7 @@ use std::sync::{Once, OnceLock};
 
 use crate::error::{Error, Result};
 use crate::paths;
-use crate::paths::opener::{self, Duties};
+use crate::paths::opener;
 pub use crate::paths::program::ProgramPattern;
 pub use crate::paths::rules::Bounds;
 pub use in_force::{InForce, KindInForce, in_force};
@@ -82,8 +82,8 @@ pub struct Confinement {
     /// Isolates the process by namespaces and limits too, as far as the host allows; the log names what it
     /// does not. The process then goes on in a child, and the started process waits for it.
     pub strict: Option<Isolation>,
-    /// What the opener may open, if it does not open all that this user may. The kernel holds it to that by
-    /// Landlock, and the log says so if it cannot.
+    /// The files that the opener may open, if it does not open all that this user may. The kernel holds it to
+    /// that by Landlock, and the log says so if it cannot.
     pub bounds: Option<Bounds>,
     /// Programs that the process may start while its guest runs, besides those that it started before.
     pub programs: Vec<ProgramPattern>,
@@ -176,7 +176,7 @@ pub fn confine(confinement: &Confinement) -> Result<()> {
     // In this order: the opener stays in the host's namespaces, and a user namespace is entered by a process
     // that is dumpable.
     if *opener {
-        opener::start(&Duties {
+        opener::start(&opener::Duties {
             harden: process::harden,
             confine: || confine_this_thread(ThreadKind::Opener),
             bounds: bounds.as_ref(),
@@ -259,7 +259,8 @@ pub fn confine_this_thread(kind: ThreadKind) {
     if kind == ThreadKind::Opener {
         landlock::leave_other_processes().unwrap_or_else(|error| refused(&error));
     } else {
-        landlock::give_up_rights().unwrap_or_else(|error| refused(&error));
+        // Workers end the programs that this process started.
+        landlock::give_up_rights(kind == ThreadKind::Worker).unwrap_or_else(|error| refused(&error));
         in_force::note(kind, parent);
         paths::ask_from_now_on();
     }

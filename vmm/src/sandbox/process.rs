@@ -33,8 +33,8 @@ pub(super) fn harden() -> Result<()> {
     setrlimit(Resource::Core, none).map_err(refused("forbid core files"))
 }
 
-/// Opens the process's own page map. Without CAP_DAC_OVERRIDE, a process that is not dumpable may not, and one
-/// in an empty root does not find it.
+/// Opens the process's own page map. Without CAP_DAC_OVERRIDE, a process that is not dumpable may not, and
+/// one in an empty root does not find it.
 pub(super) fn keep_pagemap() {
     if let Ok(file) = File::open(PAGEMAP_PATH) {
         let _ = PAGEMAP.set(file);

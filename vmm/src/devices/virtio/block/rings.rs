@@ -1,8 +1,8 @@
 //! The io_urings of disks. Each does nothing but the work of a disk, whoever uses it.
 //!
-//! A filter of system calls does not see what an io_uring does. One without restrictions could connect sockets,
-//! for example. A confined thread therefore makes none: it takes one that was made before, and a disk that is
-//! closed returns its own.
+//! A filter of system calls does not see what an io_uring does. One without restrictions could connect
+//! sockets, for example. A confined thread therefore makes none: it takes one that was made before, and a
+//! disk that is closed returns its own.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -35,8 +35,8 @@ impl Ring {
         match sandbox::kind_of_this_thread() {
             None => make().map(|ring| Self(Some(ring))),
             Some(_) => Err(io::Error::other(
-                "a confined process makes none while it runs, and those that it made at its start are in use; \
-                 choose engine=sync",
+                "a confined process makes none while it runs, and those that it made at its start are in \
+                 use; choose engine=sync",
             )),
         }
     }

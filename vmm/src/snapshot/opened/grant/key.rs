@@ -55,6 +55,7 @@ impl GrantKey {
 }
 
 /// Makes the key if there is none. Returns the path of its file, if there can be one.
+#[cfg(feature = "internal")]
 pub fn ensure() -> Option<PathBuf> {
     GrantKey::open_or_make().ok()?;
     Some(directory().ok()?.join(NAME))
