@@ -11,12 +11,12 @@ usage() {
     cat <<END
 Usage: scripts/unused-rules.sh [COMMAND...]
 
-Runs COMMAND (default: scripts/test.sh small) and records the system calls of all threads of volt-vmm meanwhile.
-Prints for each kind of thread how many of the system calls of its filter it used and which it did not (by their
-numbers in asm/unistd_64.h), and each rule that no kind used, with its conditions on arguments.
+Runs COMMAND (default: scripts/test.sh small) and records the system calls of all threads of volt-vmm
+meanwhile. Prints for each kind of thread how many of the system calls of its filter it used and which it did
+not (by their numbers in asm/unistd_64.h), and each rule that no kind used, with its conditions on arguments.
 
-A rule that is listed may still be needed: by another kernel, in the lab, where nothing is recorded, or after a
-failure. The first thread of a process is left out, because it is confined late.
+A rule that is listed may still be needed: by another kernel, in the lab, where nothing is recorded, or after
+a failure. The first thread of a process is left out, because it is confined late.
 Takes root, and tracefs with raw_syscalls. Exit status 1 if the command fails.
 END
 }
