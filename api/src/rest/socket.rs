@@ -105,7 +105,7 @@ mod tests {
         let socket = Socket::bind(&path).unwrap();
         let error = Socket::bind(&path).unwrap_err().to_string();
         assert!(
-            error.contains(&format!("another process listens at this path (process {})", std::process::id())),
+            error.contains(&format!("another process listens at this path (process {}", std::process::id())),
             "{error}"
         );
         assert!(error.contains(path.to_str().unwrap()), "{error}");
