@@ -4,6 +4,7 @@
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
 pub use crate::sandbox::inherit as inherit_confinement;
+pub use crate::snapshot::opened::grant::key::digest;
 pub use crate::snapshot::opened::grant::key::{directory as key_directory, ensure as make_snapshot_key};
 pub use crate::sockets::{ListenOptions, peer_of};
 pub use crate::store::dir::random_hex;
@@ -21,6 +22,12 @@ pub mod paths {
     pub use crate::paths::process::Process;
     pub use crate::paths::program::{OWN_PROGRAM, Program, Stream};
     pub use crate::paths::{absolute, listen, metadata_of_link, open, remove_file};
+}
+
+/// The programs that any VM may start.
+pub mod programs {
+    pub use crate::devices::virtio::net::passt::pattern as passt;
+    pub use crate::pager::connection::pattern as pager;
 }
 
 /// Resources of the host that two VMs cannot have at once.

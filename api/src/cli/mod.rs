@@ -235,8 +235,11 @@ mod tests {
 
     #[test]
     fn child_is_recognized_as_clap_parses_it() {
-        let arguments =
-            child_arguments("/a b".as_ref(), "f00", &confinement_of_child(&ConfinementChoice::default()));
+        let arguments = child_arguments(
+            "/a b".as_ref(),
+            "f00",
+            &confinement_of_child(&ConfinementChoice::default()).unwrap(),
+        );
         let line: Vec<OsString> = std::iter::once("volt-vmm".into()).chain(arguments).collect();
         let alone = forked::ForkedCommand::recognize(&line).unwrap();
         let Some(Command::Forked(parsed)) = Arguments::try_parse_from(&line).unwrap().command else {

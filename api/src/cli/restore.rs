@@ -97,7 +97,10 @@ impl Restore {
         // opened.
         let opened = self.confine.is_strict().then(|| start::open(&self.dir, &options)).transpose()?;
         let config = opened.as_ref().map(volt_vmm::Snapshot::config);
-        let bounds = || bounds::of(&options.allowed, config.map(|config| &config.devices), Some(&self.dir));
+        let mut devices = config.map(|config| config.devices.clone());
+        // An invalid override is told when the snapshot is restored.
+        let _ = devices.as_mut().map(|devices| options.overrides.clone().apply(devices));
+        let bounds = || bounds::of(&options.allowed, devices.as_ref(), Some(&self.dir));
         let mut choice = self.confine.choice(bounds);
         self.api_socket.iter().for_each(|socket| choice.add_socket(socket));
         confinement::apply(choice, config.map(VmShape::of))?;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use volt_vmm::config::devices::NetBackend;
 use volt_vmm::config::{Devices, FileRef};
 use volt_vmm::internal;
 use volt_vmm::sandbox::Bounds;
@@ -20,6 +21,8 @@ pub(crate) fn of(allowed: &[PathBuf], devices: Option<&Devices>, snapshot: Optio
         bounds.readable.extend(disk.beneath.as_ref().and_then(path_of));
         bounds.writable.extend(disk.layer.as_ref().and_then(path_of));
     }
+    let has_tap = devices.networks.iter().any(|network| matches!(network.backend, NetBackend::Tap(_)));
+    bounds.writable.extend(has_tap.then(|| "/dev/net/tun".into()));
     let sockets = devices.vsock.iter().map(|vsock| &vsock.socket);
     let sockets = sockets.chain(devices.console.iter().map(|console| &console.socket));
     bounds.sockets.extend(sockets.map(|socket| socket.as_path().to_owned()));

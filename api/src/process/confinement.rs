@@ -1,8 +1,10 @@
 //! The confinement of this process, which its forks' children take over.
 
-use std::path::Path;
+use std::io;
 use std::sync::OnceLock;
 
+use volt_vmm::internal::paths::OWN_PROGRAM;
+use volt_vmm::internal::{digest, programs};
 use volt_vmm::sandbox;
 use volt_vmm::sandbox::{CgroupLimits, Confinement, Isolation, OnForbiddenCall};
 use volt_vmm::{Error, Result, VmShape};
@@ -22,18 +24,23 @@ pub(crate) fn chosen() -> ConfinementChoice {
 /// known.
 ///
 /// # Errors
-/// As [`sandbox::confine`]; or the file of filters cannot be read.
-pub(crate) fn apply(choice: ConfinementChoice, shape: Option<VmShape>) -> Result<()> {
+/// As [`sandbox::confine`]; or the file of filters cannot be read, or has changed since the parent of a fork
+/// read it.
+pub(crate) fn apply(mut choice: ConfinementChoice, shape: Option<VmShape>) -> Result<()> {
+    let filters = read_filters(&mut choice)?;
     let choice = CHOSEN.get_or_init(|| choice);
-    let ConfinementChoice { is_on, seccomp, filters, strict } = choice;
+    let ConfinementChoice { is_on, seccomp, is_child, strict, .. } = choice;
     if !is_on {
         return Ok(());
     }
-    let filters = filters.as_deref().map(read_filters).transpose()?;
     let mut confinement =
         Confinement::default().one_vm().on_forbidden(OnForbiddenCall::Signal).filters(filters);
     confinement.seccomp = *seccomp;
-    confinement.programs = vec![child_pattern(choice)];
+    confinement.programs = vec![child_pattern(choice)?];
+    if *is_child {
+        confinement.programs.extend([programs::passt(), programs::pager(OWN_PROGRAM)]);
+        confinement.these_programs_only = true;
+    }
     confinement.bounds = strict.as_ref().map(|strict| strict.bounds.clone());
     confinement.strict = strict.as_ref().map(|strict| Isolation {
         limits: CgroupLimits {
@@ -50,11 +57,16 @@ pub(crate) fn apply(choice: ConfinementChoice, shape: Option<VmShape>) -> Result
     sandbox::confine(&confinement)
 }
 
-/// Reads a file of filters.
-fn read_filters(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|source| Error::File {
-        act: "read seccomp filters",
-        name: path.display().to_string(),
-        source,
-    })
+/// Reads the file of filters, if there is one, and notes its digest.
+fn read_filters(choice: &mut ConfinementChoice) -> Result<Option<String>> {
+    let Some(path) = choice.filters.as_deref().filter(|_| choice.is_on) else { return Ok(None) };
+    let failed =
+        |source| Error::File { act: "read seccomp filters", name: path.display().to_string(), source };
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let digest = digest(text.as_bytes());
+    if choice.filters_digest.as_ref().is_some_and(|expected| *expected != digest) {
+        return Err(failed(io::Error::other("it has changed since the VM that is forked was started")));
+    }
+    choice.filters_digest = Some(digest);
+    Ok(Some(text))
 }

@@ -14,6 +14,12 @@ pub(crate) struct ConfinementChoice {
     pub(crate) seccomp: bool,
     /// The file of filters in place of the built-in ones.
     pub(crate) filters: Option<PathBuf>,
+    /// The SHA-256 of that file, once it was read.
+    #[serde(default)]
+    pub(crate) filters_digest: Option<String>,
+    /// Whether the process is a fork's child.
+    #[serde(default)]
+    pub(crate) is_child: bool,
     /// Isolation by namespaces and a control group, if it is asked for.
     pub(crate) strict: Option<StrictChoice>,
 }
@@ -31,7 +37,14 @@ pub(crate) struct StrictChoice {
 
 impl Default for ConfinementChoice {
     fn default() -> Self {
-        Self { is_on: true, seccomp: true, filters: None, strict: None }
+        Self {
+            is_on: true,
+            seccomp: true,
+            filters: None,
+            filters_digest: None,
+            is_child: false,
+            strict: None,
+        }
     }
 }
 
@@ -44,7 +57,7 @@ impl ConfinementChoice {
     /// The confinement of a fork's child, which takes its VM from this process. Its bounds hold from the
     /// start, because this process may be its guest's.
     pub(crate) fn of_child(&self) -> Self {
-        let mut choice = self.clone();
+        let mut choice = Self { is_child: true, ..self.clone() };
         choice.strict.iter_mut().for_each(|strict| strict.bounds.from_start = true);
         choice
     }

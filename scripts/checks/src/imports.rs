@@ -29,7 +29,7 @@ const VMM: &Rooms = &[
     ("partial", "error paths"),
     ("persist", "error"),
     ("progress", "error"),
-    ("internal", "replay snapshot kvm store config LEAVES"),
+    ("internal", "replay snapshot kvm store config LEAVES devices pager"),
     ("run_control", "error sync"),
     ("threads", "error sandbox"),
     ("sandbox", "error paths sync"),

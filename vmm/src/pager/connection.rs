@@ -20,6 +20,8 @@ use crate::memory::lazy::faults::Faults;
 use crate::packets::{receive_until, send};
 use crate::paths;
 use crate::paths::process::Process;
+#[cfg(any(test, feature = "internal"))]
+use crate::paths::program::ProgramPattern;
 use crate::paths::program::{Program, Stream};
 use crate::sockets::peer_of;
 use crate::sync::lock;
@@ -61,15 +63,26 @@ pub(super) struct Target {
     pub(super) started: Mutex<Vec<StartedPager>>,
 }
 
+const DIRECTORY: &str = "--pager-dir";
+const GROUP: &str = "--pager-group";
+
+/// The pattern of every pager that a VM starts from this program.
+#[cfg(any(test, feature = "internal"))]
+pub fn pattern(program: &str) -> ProgramPattern {
+    let [pager, on_stdin, name, directory] =
+        ["pager", "--pack-on-stdin", "--name", DIRECTORY].map(|argument| Some(argument.as_ref()));
+    ProgramPattern::new(program, [pager, on_stdin, name, None, directory, None]).with_options(&[GROUP])
+}
+
 impl Target {
     /// The program of a pager, without its streams.
     pub(super) fn program(&self) -> Program {
         Program::new(&self.options.program)
             .arguments(["pager", "--pack-on-stdin", "--name"])
             .argument(&self.name)
-            .argument("--pager-dir")
+            .argument(DIRECTORY)
             .argument(&self.options.directory)
-            .arguments(self.options.group.iter().flat_map(|group| ["--pager-group", group]))
+            .arguments(self.options.group.iter().flat_map(|group| [GROUP, group]))
     }
 
     /// End of a wait that starts now.

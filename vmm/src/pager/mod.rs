@@ -43,7 +43,7 @@
 //! same one.
 
 pub mod client;
-mod connection;
+pub(crate) mod connection;
 pub mod list;
 pub mod message;
 pub mod options;

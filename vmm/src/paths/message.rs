@@ -103,7 +103,9 @@ pub(super) enum Answer {
 
 impl Answer {
     pub fn failed(error: &io::Error) -> Self {
-        let errno = error.raw_os_error();
+        // The opener's own refusals have no number.
+        let refused = (error.kind() == io::ErrorKind::PermissionDenied).then_some(libc::EACCES);
+        let errno = error.raw_os_error().or(refused);
         Self::Failed { errno, reason: errno.map_or_else(|| error.to_string(), |_| String::new()) }
     }
 }

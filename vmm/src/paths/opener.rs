@@ -30,7 +30,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::call::{self, PathCall};
 use super::channel::{self, Channel};
-use super::message::{Answer, Request};
+use super::message::{self, Answer, Request};
 use super::program::{ProgramPattern, ProgramStart};
 use super::serve;
 pub(crate) use super::serve::Duties;
@@ -121,11 +121,17 @@ pub(crate) fn allow_pager(path: &Path) {
 }
 
 /// Makes the opener refuse further sockets, and the starter programs that it has not started yet. Does not
-/// wait for them: requests keep their order.
+/// wait for them: requests keep their order. Ends the process if they cannot be told.
 pub(crate) fn seal() {
     for process in BESIDE.get().iter().flat_map(|processes| [&processes.opener, &processes.starter]) {
-        // Where one has ended there is nothing to seal.
-        let _ = lock(process).tell(&Request::Seal, &[]);
+        match lock(process).tell(&Request::Seal, &[]) {
+            // Where one has ended there is nothing to seal.
+            Err(error) if !message::is_end(&error) => {
+                log::error!("cannot confine the processes beside this one: {error}; the process ends");
+                std::process::abort();
+            }
+            _ => {}
+        }
     }
 }
 

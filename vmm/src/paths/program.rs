@@ -125,8 +125,11 @@ pub(super) fn handle_of(child: &mut Child) -> io::Result<OwnedFd> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramPattern {
     program: PathText,
-    /// Each argument. An absent one may be any.
+    name: Option<PathText>,
+    /// The first arguments. An absent one may be any.
     arguments: Vec<Option<PathText>>,
+    /// Options that may follow, each with a value that may be any.
+    options: Vec<PathText>,
 }
 
 impl ProgramPattern {
@@ -136,18 +139,33 @@ impl ProgramPattern {
         arguments: impl IntoIterator<Item = Option<&'a OsStr>>,
     ) -> Self {
         let arguments = arguments.into_iter().map(|argument| argument.map(text)).collect();
-        Self { program: text(program.as_ref()), arguments }
+        Self { program: text(program.as_ref()), name: None, arguments, options: Vec::new() }
+    }
+
+    /// Gives the program this name for itself. Some programs act by it.
+    #[must_use]
+    pub fn named(self, name: &str) -> Self {
+        Self { name: Some(text(name.as_ref())), ..self }
+    }
+
+    /// Allows these options after the arguments, any number of times and each with any value.
+    #[must_use]
+    pub fn with_options(self, options: &[&str]) -> Self {
+        Self { options: options.iter().map(|option| text(option.as_ref())).collect(), ..self }
     }
 
     /// This program alone.
     pub(super) fn of(program: &Program) -> Self {
-        Self::new(&program.program, program.arguments.iter().map(|argument| Some(argument.as_os_str())))
+        let arguments = program.arguments.iter().map(|argument| Some(argument.as_os_str()));
+        Self { name: program.name.as_deref().map(text), ..Self::new(&program.program, arguments) }
     }
 
     /// The program of a message alone.
     pub(super) fn of_start(start: &ProgramStart) -> Self {
         Self {
             program: start.program.clone(),
+            name: start.name.clone(),
+            options: Vec::new(),
             arguments: start.arguments.iter().cloned().map(Some).collect(),
         }
     }
@@ -156,9 +174,13 @@ impl ProgramPattern {
         let same = |(allowed, argument): (&Option<PathText>, &PathText)| {
             allowed.as_ref().is_none_or(|allowed| allowed == argument)
         };
-        self.program == start.program
-            && self.arguments.len() == start.arguments.len()
-            && self.arguments.iter().zip(&start.arguments).all(same)
+        let Some((first, rest)) = start.arguments.split_at_checked(self.arguments.len()) else {
+            return false;
+        };
+        let allowed = |pair: &[PathText]| pair.len() == 2 && self.options.contains(&pair[0]);
+        (&self.program, &self.name) == (&start.program, &start.name)
+            && self.arguments.iter().zip(first).all(same)
+            && rest.chunks(2).all(allowed)
     }
 }
 

@@ -45,8 +45,10 @@ pub(super) struct Rules {
     connectable: Vec<(OwnedFd, PathBuf)>,
     /// Devices and inodes of the sockets at which this process listens.
     own: Vec<(u64, u64)>,
-    /// Sockets of the pagers that the process may connect to.
-    pagers: Vec<PathBuf>,
+    /// Real paths of the sockets that the opener made for this process.
+    made: Vec<PathBuf>,
+    /// Sockets of the pagers that the process may connect to, with their open directories.
+    pagers: Vec<(PathBuf, OwnedFd)>,
 }
 
 impl Rules {
@@ -70,6 +72,18 @@ impl Rules {
         if !self.is_sealed {
             self.own.push(file);
         }
+    }
+
+    /// Notes a socket that the opener made.
+    pub fn add_made(&mut self, at: Option<BorrowedFd<'_>>, path: &Path, file: (u64, u64)) {
+        self.add_own(file);
+        let parent = parent_of(at, path).and_then(super::path_of);
+        self.made.extend(parent.ok().zip(path.file_name()).map(|(parent, name)| parent.join(name)));
+    }
+
+    /// Real paths of the sockets that the opener made.
+    pub fn made(&self) -> &[PathBuf] {
+        &self.made
     }
 
     /// Allows connections to `path_N`. Returns the path's number.
@@ -104,7 +118,7 @@ impl Rules {
     ///
     /// # Errors
     /// It is not allowed, or its files cannot be examined.
-    pub fn check(&self, at: Option<BorrowedFd<'_>>, path: &Path, call: &PathCall) -> io::Result<()> {
+    pub fn check(&mut self, at: Option<BorrowedFd<'_>>, path: &Path, call: &PathCall) -> io::Result<()> {
         match call {
             // A socket keeps its name: another one could be among those that the opener connects to.
             PathCall::Rename { to, replaces } => {
@@ -114,18 +128,18 @@ impl Rules {
             PathCall::Link { .. } => refuse_socket(at, path),
             PathCall::Remove { is_directory: false } => self.check_removal(at, path),
             PathCall::Listen(_) if self.is_sealed => Err(ErrorKind::PermissionDenied.into()),
-            PathCall::ConnectToPager if !self.pagers.iter().any(|known| known == path) => {
-                Err(ErrorKind::PermissionDenied.into())
-            }
             _ => Ok(()),
         }
     }
 
-    fn check_removal(&self, at: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<()> {
+    fn check_removal(&mut self, at: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<()> {
         match file_at(at, path) {
             Ok(file) => {
                 let found = file.metadata()?;
-                if self.own.contains(&(found.dev(), found.ino())) {
+                let own = self.own.iter().position(|own| *own == (found.dev(), found.ino()));
+                if let Some(own) = own {
+                    // Another file may get the number.
+                    self.own.swap_remove(own);
                     return Ok(());
                 }
                 if found.file_type().is_socket() && !is_dead(at, path) {
@@ -141,10 +155,20 @@ impl Rules {
 
     /// Allows connections to a pager, unless the guest runs, or the bounds hold and it is outside.
     pub fn allow_pager(&mut self, path: PathBuf) {
-        let is_within = || parent_of(None, &path).is_ok_and(|parent| self.check_bounds(&parent).is_ok());
-        if !self.is_sealed && is_within() {
-            self.pagers.push(path);
+        let Ok(parent) = parent_of(None, &path) else { return };
+        if !self.is_sealed && self.check_bounds(&parent).is_ok() {
+            self.pagers.push((path, parent));
         }
+    }
+
+    /// Returns the place of a pager's socket, in the directory that it had when it was allowed.
+    ///
+    /// # Errors
+    /// It was not allowed.
+    pub fn place_of_pager(&self, path: &Path) -> io::Result<PathBuf> {
+        let known = self.pagers.iter().rfind(|(known, _)| known == path);
+        let (path, parent) = known.ok_or(ErrorKind::PermissionDenied)?;
+        Ok(in_directory(parent, path).unwrap_or_else(|| path.clone()))
     }
 
     /// Refuses a directory outside the bounds, if they hold.
@@ -155,6 +179,50 @@ impl Rules {
         let real = super::path_of(directory)?;
         let is_within = allowed.iter().any(|allowed| real.starts_with(allowed));
         if is_within { Ok(()) } else { Err(ErrorKind::PermissionDenied.into()) }
+    }
+}
+
+/// The path of the file's name in an open directory. It is absent if the path has no name, or the process no
+/// `/proc`.
+fn in_directory(directory: &OwnedFd, path: &Path) -> Option<PathBuf> {
+    let place = super::own_path(directory);
+    let is_there = std::fs::symlink_metadata(&place).is_ok();
+    path.file_name().filter(|_| is_there).map(|name| place.join(name))
+}
+
+/// A call on names, whose directories are open: another process cannot exchange them between check and act.
+pub(super) struct Pinned {
+    pub path: PathBuf,
+    pub call: PathCall,
+    _directories: Vec<OwnedFd>,
+}
+
+impl Pinned {
+    /// Opens the directories of a call that moves or removes a name.
+    ///
+    /// # Errors
+    /// As openat(2).
+    pub fn new(at: Option<BorrowedFd<'_>>, path: PathBuf, call: PathCall) -> io::Result<Self> {
+        let mut directories = Vec::new();
+        let mut pin = |path: PathBuf| {
+            let parent = parent_of(at, &path)?;
+            let pinned = in_directory(&parent, &path);
+            directories.push(parent);
+            Ok::<_, io::Error>(pinned.unwrap_or(path))
+        };
+        let (path, call) = match call {
+            PathCall::Rename { to, replaces } => {
+                let to = pin(to.into())?.as_path().into();
+                (pin(path)?, PathCall::Rename { to, replaces })
+            }
+            PathCall::Link { to } => {
+                let to = pin(to.into())?.as_path().into();
+                (pin(path)?, PathCall::Link { to })
+            }
+            PathCall::Remove { is_directory } => (pin(path)?, PathCall::Remove { is_directory }),
+            other => (path, other),
+        };
+        Ok(Self { path, call, _directories: directories })
     }
 }
 
@@ -182,9 +250,13 @@ fn refuse_socket(at: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<()> {
 
 /// Opens the directory of a name.
 fn parent_of(at: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<OwnedFd> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(openat(at.unwrap_or(CWD), parent, flags, Mode::empty())?)
+    Ok(openat(at.unwrap_or(CWD), directory_of(path), flags, Mode::empty())?)
+}
+
+/// The path of the directory of a name.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]
@@ -239,7 +311,7 @@ mod tests {
         let rename = |to: &Path, replaces| PathCall::Rename { to: to.into(), replaces };
         let to = scratch.join("vsock_1");
         let forbidden = Err(ErrorKind::PermissionDenied);
-        let check = |path: &Path, call| kind(rules.check(None, path, &call));
+        let mut check = |path: &Path, call| kind(rules.check(None, path, &call));
         assert_eq!(check(&socket, rename(&to, false)), forbidden);
         assert_eq!(check(&file, rename(&socket, true)), forbidden);
         assert_eq!(check(&file, rename(&to, true)), Ok(()));
@@ -250,9 +322,26 @@ mod tests {
         let found = fs::metadata(&socket).unwrap();
         rules.add_own((found.dev(), found.ino()));
         assert_eq!(kind(rules.check(None, &socket, &removal())), Ok(()));
+        assert_eq!(kind(rules.check(None, &socket, &removal())), forbidden, "it was removed once");
         let dead = scratch.join("dead");
         drop(UnixListener::bind(&dead).unwrap());
         assert_eq!(kind(rules.check(None, &dead, &removal())), Ok(()));
+    }
+
+    #[test]
+    fn directories_of_a_pinned_call_cannot_be_exchanged() {
+        let scratch = ScratchDir::new();
+        let [run, other] = ["run", "other"].map(|name| scratch.join(name));
+        for directory in [&run, &other] {
+            fs::create_dir(directory).unwrap();
+            fs::write(directory.join("file"), directory.to_str().unwrap()).unwrap();
+        }
+        let call = PathCall::Rename { to: scratch.join("moved").as_path().into(), replaces: false };
+        let pinned = Pinned::new(None, run.join("file"), call).unwrap();
+        fs::rename(&run, scratch.join("away")).unwrap();
+        fs::rename(&other, &run).unwrap();
+        pinned.call.make(None, &pinned.path).unwrap();
+        assert_eq!(fs::read_to_string(scratch.join("moved")).unwrap(), run.to_str().unwrap());
     }
 
     #[test]
@@ -272,12 +361,12 @@ mod tests {
         let forbidden = Err(ErrorKind::PermissionDenied);
         assert_eq!(kind(rules.check(None, &outside.join("file"), &removal())), forbidden);
         assert_eq!(kind(rules.check(None, &inside.join("file"), &removal())), Ok(()));
-        assert_eq!(kind(rules.check(None, &outside.join("pager"), &PathCall::ConnectToPager)), Ok(()));
-        assert_eq!(kind(rules.check(None, &inside.join("new"), &PathCall::ConnectToPager)), forbidden);
+        assert_eq!(kind(rules.place_of_pager(&outside.join("pager"))), Ok(()));
+        assert_eq!(kind(rules.place_of_pager(&inside.join("new"))), forbidden);
         let mut rules = Rules::new(Some(&Bounds { from_start: true, ..bounds }));
         assert_eq!(kind(rules.allow(None, &outside.join("vsock"))), forbidden);
         rules.allow_pager(outside.join("pager"));
-        assert_eq!(kind(rules.check(None, &outside.join("pager"), &PathCall::ConnectToPager)), forbidden);
+        assert_eq!(kind(rules.place_of_pager(&outside.join("pager"))), forbidden);
         rules.allow(None, &inside.join("vsock")).unwrap();
     }
 }

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::call::{self, PathCall};
 use super::message::{self, Answer, Request};
 use super::program::ProgramPattern;
-use super::rules::{Bounds, Rules};
+use super::rules::{Bounds, Pinned, Rules};
 use super::started::Started;
 use crate::error::{Result, report};
 use crate::holders;
@@ -45,11 +45,13 @@ pub(crate) struct Duties<'a> {
     pub bound: fn(&Bounds),
     /// The programs that the starter may start at any time.
     pub programs: &'a [ProgramPattern],
+    /// Whether the starter starts no others, also before the guest runs.
+    pub these_programs_only: bool,
 }
 
 /// Runs the opener and the starter. The process was forked just now, and has one thread.
 pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, duties: &Duties<'_>) -> ! {
-    let &Duties { harden, confine, bounds, bound, programs } = duties;
+    let &Duties { harden, confine, bounds, bound, programs, these_programs_only } = duties;
     occupy_low_numbers(opener, starter);
     block_signals();
     if let Err(error) = harden() {
@@ -62,7 +64,7 @@ pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, duties: &Duties<'_>) -> !
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_PARENT | libc::SIGCHLD, 0, 0, 0, 0) };
     if pid == 0 {
         rename("volt-starter");
-        serve_and_exit(STARTER, OPENER, Starter::new(programs));
+        serve_and_exit(STARTER, OPENER, Starter::new(Started::allowing(programs, these_programs_only)));
     }
     rename("volt-opener");
     confine();
@@ -174,7 +176,7 @@ struct Starter {
 }
 
 impl Starter {
-    fn new(programs: &[ProgramPattern]) -> Self {
+    fn new(programs: Started) -> Self {
         // SAFETY: sigemptyset initialises the set. The call returns a new descriptor without another owner.
         let ended = unsafe {
             let mut set = std::mem::zeroed();
@@ -183,7 +185,7 @@ impl Starter {
             let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
         };
-        Self { programs: Started::allowing(programs), ended }
+        Self { programs, ended }
     }
 }
 
@@ -263,10 +265,11 @@ impl Server for Opener<'_> {
             }
             Request::Seal => {
                 self.rules.seal();
-                self.bounds
-                    .iter()
-                    .filter(|bounds| !bounds.from_start)
-                    .for_each(|bounds| (self.bound)(bounds));
+                if let Some(bounds) = self.bounds.filter(|bounds| !bounds.from_start) {
+                    let mut bounds = bounds.clone();
+                    bounds.sockets.extend_from_slice(self.rules.made());
+                    (self.bound)(&bounds);
+                }
                 Ok(None)
             }
             Request::Connect { number, port } => {
@@ -289,13 +292,18 @@ fn answer_call(
         _ => path,
     };
     let at = beside.map(AsFd::as_fd);
-    rules.check(at, &path, &call)?;
-    Ok(match call.make(at, &path)? {
+    let path = match call {
+        PathCall::ConnectToPager => rules.place_of_pager(&path)?,
+        _ => path,
+    };
+    let pinned = Pinned::new(at, path, call)?;
+    rules.check(at, &pinned.path, &pinned.call)?;
+    Ok(match pinned.call.make(at, &pinned.path)? {
         call::Answer::Done => (Answer::Done, None),
         call::Answer::Opened(file) => (Answer::Done, Some(file)),
         call::Answer::Path(path) => (Answer::Path(path), None),
         call::Answer::Listening { socket, file } => {
-            rules.add_own(file);
+            rules.add_made(at, &pinned.path, file);
             (Answer::Listening { file }, Some(socket))
         }
     })

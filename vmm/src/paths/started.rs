@@ -17,9 +17,9 @@ pub(super) struct Started {
 }
 
 impl Started {
-    /// Allows these programs at any time.
-    pub fn allowing(programs: &[ProgramPattern]) -> Self {
-        Self { allowed: programs.to_vec(), ..Self::default() }
+    /// Allows these programs at any time, and others before [`Started::seal`] unless these are `all`.
+    pub fn allowing(programs: &[ProgramPattern], all: bool) -> Self {
+        Self { allowed: programs.to_vec(), is_sealed: all, ..Self::default() }
     }
 
     /// Starts a program, of whose files those of a message are. Returns its number and a descriptor of it.
@@ -115,7 +115,10 @@ mod tests {
 
     #[test]
     fn sealed_starter_starts_known_programs_alone() {
-        let mut started = Started::allowing(&[ProgramPattern::new("test", [Some("-e".as_ref()), None])]);
+        let mut started = Started::allowing(
+            &[ProgramPattern::new("test", [Some("-e".as_ref()), None]).with_options(&["-a"])],
+            false,
+        );
         let mut start = |program: &str, arguments: &[&str]| {
             let program = Program::new(program).arguments(arguments);
             started.start(ProgramStart::split(&program).0, Vec::new()).map(drop).map_err(|error| error.kind())
@@ -132,7 +135,10 @@ mod tests {
         start("true", &["known"]).unwrap();
         start("false", &["allowed"]).unwrap();
         start("test", &["-e", "/any"]).unwrap();
-        let others: [(&str, &[&str]); 6] = [
+        start("test", &["-e", "/any", "-a", "value", "-a", "other"]).unwrap();
+        let others: [(&str, &[&str]); 8] = [
+            ("test", &["-e", "/any", "-a"]),
+            ("test", &["-e", "/any", "-o", "value"]),
             ("true", &["other"]),
             ("true", &["known", "more"]),
             ("true", &["late"]),
@@ -147,6 +153,17 @@ mod tests {
                 "{program} {arguments:?}"
             );
         }
+    }
+
+    #[test]
+    fn program_of_another_name_is_another_program() {
+        let mut started = Started::allowing(&[ProgramPattern::new("true", [])], true);
+        let mut start = |name: Option<&str>| {
+            let program = Program { name: name.map(Into::into), ..Program::new("true") };
+            started.start(ProgramStart::split(&program).0, Vec::new()).map(drop).map_err(|error| error.kind())
+        };
+        start(None).unwrap();
+        assert_eq!(start(Some("false")), Err(io::ErrorKind::PermissionDenied));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use landlock::{
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::paths::rules::Bounds;
+use crate::paths::rules::{Bounds, directory_of};
 
 /// The newest version of Landlock that this program uses.
 const NEWEST: ABI = ABI::V6;
@@ -28,7 +28,7 @@ const READ_ALWAYS: [&str; 6] = [
     "/etc/localtime",
 ];
 /// Devices of all VMs.
-const DEVICES: [&str; 5] = ["/dev/kvm", "/dev/null", "/dev/net/tun", "/dev/userfaultfd", "/dev/zero"];
+const DEVICES: [&str; 4] = ["/dev/kvm", "/dev/null", "/dev/userfaultfd", "/dev/zero"];
 
 /// Puts the calling thread into a domain without rights. One that may `signal` can send signals to processes
 /// outside. A kernel without a part of Landlock is used without it, and the log says so once.
@@ -83,7 +83,7 @@ pub(super) fn keep_within(bounds: &Bounds) -> Result<(), RulesetError> {
         (bounds.writable.iter().cloned().chain(devices).collect(), write),
         // Own sockets are removed at the end. The opener's own rules keep it from other files.
         (
-            bounds.sockets.iter().filter_map(|path| Some(path.parent()?.to_owned())).collect(),
+            bounds.sockets.iter().map(|path| directory_of(path).to_owned()).collect(),
             AccessFs::RemoveFile.into(),
         ),
     ];

@@ -87,6 +87,9 @@ pub struct Confinement {
     pub bounds: Option<Bounds>,
     /// Programs that the process may start while its guest runs, besides those that it started before.
     pub programs: Vec<ProgramPattern>,
+    /// Whether the process starts no other programs, also before its guest runs: it takes its VM from another
+    /// process, which may be its guest's by then.
+    pub these_programs_only: bool,
 }
 
 impl Default for Confinement {
@@ -101,6 +104,7 @@ impl Default for Confinement {
             strict: None,
             bounds: None,
             programs: Vec::new(),
+            these_programs_only: false,
         }
     }
 }
@@ -164,8 +168,7 @@ static CONFINED: OnceLock<Confined> = OnceLock::new();
 /// [`Error::Config`] if `filters` is not valid; [`Error::Host`] if the host refuses, or if the process is
 /// confined already.
 pub fn confine(confinement: &Confinement) -> Result<()> {
-    let Confinement { on_forbidden, seccomp, filters, opener, one_vm, strict, bounds, programs } =
-        confinement;
+    let Confinement { on_forbidden, seccomp, filters, opener, one_vm, strict, bounds, .. } = confinement;
     let filters = seccomp.then(|| Filters::new(*on_forbidden, filters.as_deref())).transpose()?;
     CONFINED.set(Confined { filters, one_vm: *one_vm }).map_err(|_| {
         Error::host("confine the process again", std::io::Error::from(std::io::ErrorKind::AlreadyExists))
@@ -181,7 +184,8 @@ pub fn confine(confinement: &Confinement) -> Result<()> {
             confine: || confine_this_thread(ThreadKind::Opener),
             bounds: bounds.as_ref(),
             bound: keep_within,
-            programs,
+            programs: &confinement.programs,
+            these_programs_only: confinement.these_programs_only,
         })?;
     }
     let first = bounds.as_ref().and_then(|bounds| bounds.directories.first());

@@ -16,7 +16,7 @@ use volt_vmm::{Cure, Error, FileRef, Handover, Invalid, Vm, VmShape};
 use super::children;
 use super::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
 use crate::failure::Failure;
-use crate::process::child_command::{child_arguments, confinement_of_child};
+use crate::process::child_command::{CHILD_NAME, child_arguments, confinement_of_child};
 use crate::process::{confinement, start};
 
 /// A child to create.
@@ -48,7 +48,7 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<ChildSpec>, paused: bool) -> Result<Vec<
     start::allow_descriptors();
     // The children start while the parent captures its VM.
     let setup = ChildSetup { shape: VmShape::of(&config), overrides: Overrides::default(), paused };
-    let confinement = confinement_of_child(&confinement::chosen());
+    let confinement = confinement_of_child(&confinement::chosen())?;
     let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, &setup, &confinement));
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
     let handover = vm.snapshot_in_memory()?.handover()?;
@@ -134,7 +134,7 @@ impl Child {
         };
         let created = output.as_ref().is_some_and(|(_, created)| *created);
         let program = Program {
-            name: Some("volt-vmm".into()),
+            name: Some(CHILD_NAME.into()),
             stdin: Stream::File(far.into()),
             stdout: output.map_or(Stream::Null, |(file, _)| Stream::File(file.into())),
             stderr: Stream::Inherited,

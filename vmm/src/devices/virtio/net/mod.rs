@@ -29,7 +29,7 @@ mod address;
 mod backend;
 mod backoff;
 mod header;
-mod passt;
+pub(crate) mod passt;
 mod pieces;
 mod receive;
 mod tap;

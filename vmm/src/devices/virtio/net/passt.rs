@@ -18,9 +18,16 @@ use crate::error::{Error, Result};
 use crate::holders;
 use crate::paths;
 use crate::paths::process::Process;
-use crate::paths::program::{self, Program, Stream};
+#[cfg(any(test, feature = "internal"))]
+use crate::paths::program::ProgramPattern;
+use crate::paths::program::{Program, Stream};
 
 const PROGRAM: &str = "passt";
+/// Its arguments. The descriptor is [`crate::paths::program::DESCRIPTOR`]. Without the last one, the
+/// gateway's address leads to the listeners on this host's 127.0.0.1.
+const ALWAYS: [&str; 6] = ["--foreground", "--quiet", "--stderr", "--fd", "3", "--no-map-gw"];
+const PORTS: &str = "--tcp-ports";
+const MTU: &str = "--mtu";
 /// Bytes of the longest frame that passt accepts or sends.
 const MAX_FRAME: usize = 0xffff;
 /// Bytes of the length in front of each frame.
@@ -228,22 +235,25 @@ fn check_ports(forward: &[(u16, u16)]) -> Result<()> {
     Ok(())
 }
 
+/// The pattern of every passt that a device starts.
+#[cfg(any(test, feature = "internal"))]
+pub fn pattern() -> ProgramPattern {
+    ProgramPattern::new(PROGRAM, ALWAYS.iter().map(|argument| Some(argument.as_ref())))
+        .with_options(&[PORTS, MTU])
+}
+
 fn spawn(
     forward: &[(u16, u16)],
     mtu: Option<u16>,
     socket: OwnedFd,
     stderr_pipe: OwnedFd,
 ) -> io::Result<Process> {
-    let mut passt = Program::new(PROGRAM)
-        .arguments(["--foreground", "--quiet", "--stderr", "--fd"])
-        .argument(program::DESCRIPTOR.to_string())
-        // Without this the gateway's address leads to the listeners on this host's 127.0.0.1.
-        .argument("--no-map-gw");
+    let mut passt = Program::new(PROGRAM).arguments(ALWAYS);
     for (host, guest) in forward {
-        passt = passt.arguments(["--tcp-ports", &format!("127.0.0.1/{host}:{guest}")]);
+        passt = passt.arguments([PORTS, &format!("127.0.0.1/{host}:{guest}")]);
     }
     if let Some(mtu) = mtu {
-        passt = passt.arguments(["--mtu", &mtu.to_string()]);
+        passt = passt.arguments([MTU, &mtu.to_string()]);
     }
     Program { descriptor: Some(socket), stderr: Stream::File(stderr_pipe), ..passt }.start()
 }

@@ -54,8 +54,21 @@ impl GrantKey {
     }
 }
 
+/// The SHA-256 of bytes, as hexadecimal digits.
+#[cfg(any(test, feature = "internal"))]
+#[must_use]
+pub fn digest(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+
+    use sha2::Digest;
+    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
 /// Makes the key if there is none. Returns the path of its file, if there can be one.
-#[cfg(feature = "internal")]
+#[cfg(any(test, feature = "internal"))]
 pub fn ensure() -> Option<PathBuf> {
     GrantKey::open_or_make().ok()?;
     Some(directory().ok()?.join(NAME))
