@@ -1,5 +1,7 @@
-//! Locks that outlive a panic. The VM of a thread that panicked ends, and ending it still takes the lock.
+//! Locks that outlive a panic. The VM of a thread that panicked ends, and ending it still takes the lock. And
+//! events, which wake other threads.
 
+use std::os::fd::AsFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Locks `mutex`, poisoned or not.
@@ -14,4 +16,11 @@ pub(crate) fn wait_while<'a, T>(
     condition: impl FnMut(&mut T) -> bool,
 ) -> MutexGuard<'a, T> {
     changed.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds `count` to an event (eventfd(2)), which wakes those that wait for it. Tries twice: a thread that nobody
+/// wakes would wait for ever. An event that is full wakes them anyway.
+pub(crate) fn signal(event: impl AsFd, count: u64) {
+    let write = || rustix::io::write(&event, &count.to_ne_bytes());
+    let _ = write().or_else(|_| write());
 }

@@ -22,7 +22,7 @@ use super::virtio::transport::Transport;
 use crate::error::{Error, Result, report};
 use crate::run_control::Control;
 use crate::sandbox::ThreadKind;
-use crate::sync::lock;
+use crate::sync::{lock, signal};
 use crate::threads;
 
 /// Numbers of the events that no device has: the end, and a request.
@@ -71,7 +71,7 @@ impl IdleWatcher {
 impl Drop for IdleWatcher {
     fn drop(&mut self) {
         // An eventfd that was never written accepts a 1.
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        signal(&self.stop, 1);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // it does not panic, and if it did the devices would be idle
         }

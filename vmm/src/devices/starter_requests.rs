@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use super::bus::BusView;
 use super::virtio::registers::reg;
 use super::virtio::view::View;
-use crate::sync::{lock, wait_while};
+use crate::sync::{lock, signal, wait_while};
 
 /// A write to a register of a device.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,7 @@ impl StarterRequests {
     fn hand_over(&self, write: RegisterWrite) -> bool {
         let mut waiting = lock(&self.waiting);
         let Some(wake) = &waiting.wake else { return false };
-        let _ = rustix::io::write(wake, &1_u64.to_ne_bytes()); // fails only when it is awake anyway
+        signal(wake, 1); // one that fails is full: the thread is awake
         waiting.writes.push(write);
         waiting.given += 1;
         let ticket = waiting.given;

@@ -26,7 +26,7 @@ use crate::memory::ram::GuestRam;
 use crate::memory::range::AddressRange;
 use crate::progress::Progress;
 use crate::sandbox::ThreadKind;
-use crate::sync::lock;
+use crate::sync::{lock, signal};
 use crate::threads;
 
 /// A pager that serves faults from unpacked memory.
@@ -100,7 +100,7 @@ impl FaultHandler for FloorPager {
     fn end(&self, number: u64, _: AddressRange) {
         let thread = lock(&self.threads).remove(&number);
         if let Some(FaultThread { stop, thread }) = thread {
-            let _ = rustix::io::write(&*stop, &1_u64.to_ne_bytes());
+            signal(&*stop, 1);
             // This may be that thread, which drops the memory after it reported a failure.
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();

@@ -46,7 +46,7 @@ use crate::memory::lazy::faults::{FaultHandler, Fetched};
 use crate::memory::range::AddressRange;
 use crate::progress::Progress;
 use crate::sandbox::ThreadKind;
-use crate::sync::lock;
+use crate::sync::{lock, signal};
 use crate::threads;
 
 /// Called with the offset of each chunk for which a fault waits, in order, on the thread that fetches it. A
@@ -215,7 +215,7 @@ impl Service {
     /// after the first fault's answer. The caller only writes to an eventfd.
     pub fn expect_several(&self) {
         // Without a fault in the backlog, the event only wakes a thread, which finds no other idle.
-        let _ = rustix::io::write(&self.shared.work, &1_u64.to_ne_bytes());
+        signal(&self.shared.work, 1);
     }
 
     /// Stops answering a VM's faults. Nothing changes its memory after this returns.
@@ -233,7 +233,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         lock(&self.ahead).iter().for_each(|(_, progress)| progress.stop());
-        let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
+        signal(&self.shared.stop, 1);
         let mut threads = lock(&self.shared.threads);
         threads.stops = true;
         let running = std::mem::take(&mut threads.running);
@@ -423,7 +423,7 @@ impl ServiceState {
         served.userfault.read_all(each)?;
         if !others.is_empty() {
             lock(&self.backlog).extend(others.iter().map(|chunk| (Arc::clone(served), *chunk)));
-            let _ = rustix::io::write(&self.work, &(others.len() as u64).to_ne_bytes());
+            signal(&self.work, others.len() as u64);
         }
         first.into_iter().for_each(|chunk| self.fetch(served, chunk, tools));
         Ok(())
