@@ -18,8 +18,8 @@ pub(crate) fn wait_while<'a, T>(
     changed.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds `count` to an event (eventfd(2)), which wakes those that wait for it. Tries twice: a thread that nobody
-/// wakes would wait for ever. An event that is full wakes them anyway.
+/// Adds `count` to an event (eventfd(2)), which wakes those that wait for it. Tries twice: a thread that
+/// nobody wakes would wait for ever. An event that is full wakes them anyway.
 pub(crate) fn signal(event: impl AsFd, count: u64) {
     let write = || rustix::io::write(&event, &count.to_ne_bytes());
     let _ = write().or_else(|_| write());
