@@ -48,10 +48,6 @@ enum ConfineMode {
 }
 
 impl ConfineArgs {
-    pub(super) fn is_strict(&self) -> bool {
-        self.confine == ConfineMode::Strict
-    }
-
     /// The confinement, with these bounds if it is strict.
     pub(super) fn choice(self, bounds: impl FnOnce() -> Bounds) -> ConfinementChoice {
         ConfinementChoice {

@@ -93,19 +93,17 @@ impl Restore {
             .prefetch(!self.working_set.no_prefetch)
             .record(self.working_set.record);
         options.resume = !self.paused;
-        // Strict confinement has limits for the VM's shape. Otherwise the opener starts while the snapshot is
-        // opened.
-        let opened = self.confine.is_strict().then(|| start::open(&self.dir, &options)).transpose()?;
-        let config = opened.as_ref().map(volt_vmm::Snapshot::config);
-        let mut devices = config.map(|config| config.devices.clone());
+        // Strict confinement has limits for the VM's shape, and bounds for its files.
+        let snapshot = start::open(&self.dir, &options)?;
+        let config = snapshot.config();
+        let mut devices = config.devices.clone();
         // An invalid override is told when the snapshot is restored.
-        let _ = devices.as_mut().map(|devices| options.overrides.clone().apply(devices));
-        let bounds = || bounds::of(&options.allowed, devices.as_ref(), Some(&self.dir));
+        let _ = options.overrides.clone().apply(&mut devices);
+        let bounds = || bounds::of(&options.allowed, Some(&devices), Some(&self.dir));
         let mut choice = self.confine.choice(bounds);
         self.api_socket.iter().for_each(|socket| choice.add_socket(socket));
-        confinement::apply(choice, config.map(VmShape::of))?;
+        confinement::apply(choice, Some(VmShape::of(config)))?;
         let mut session = Session::open(self.api_socket.as_deref())?;
-        let snapshot = opened.map_or_else(|| start::open(&self.dir, &options), Ok)?;
         if may_wait {
             session.watch_signals()?;
         }
