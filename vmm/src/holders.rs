@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+/// The name of the process that starts programs for a confined VM.
+pub(crate) const STARTER: &str = "volt-starter";
 /// Most characters of a command line in a message.
 const MOST_CHARACTERS: usize = 120;
 /// The state of a listener in `/proc/net/tcp`.
@@ -28,8 +30,12 @@ impl Holder {
     /// A process. A passt stands for the VM that has started it.
     pub(crate) fn of(process: u32) -> Self {
         let mut holder = Self { process, command: command(process) };
-        let is_passt = holder.command.split(' ').next().is_some_and(|program| program.ends_with("passt"));
-        if let (true, Some(owner)) = (is_passt, parent(process)) {
+        let program = |command: &str| command.split(' ').next().unwrap_or_default().to_owned();
+        if let (true, Some(mut owner)) = (program(&holder.command).ends_with("passt"), parent(process)) {
+            // A confined VM has it started by a process beside its own.
+            if program(&command(owner)) == STARTER {
+                owner = parent(owner).unwrap_or(owner);
+            }
             holder = Self { process: owner, command: command(owner) };
             // A process that starts programs for a VM is a fork of it.
             while let Some(parent) = parent(holder.process).filter(|&up| command(up) == holder.command) {

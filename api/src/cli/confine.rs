@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-
 use volt_vmm::sandbox::Bounds;
 
 use crate::process::confinement_choice::{ConfinementChoice, StrictChoice};

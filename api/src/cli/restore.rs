@@ -96,10 +96,12 @@ impl Restore {
         // Strict confinement has limits for the VM's shape, and bounds for its files.
         let snapshot = start::open(&self.dir, &options)?;
         let config = snapshot.config();
-        let mut devices = config.devices.clone();
-        // An invalid override is told when the snapshot is restored.
-        let _ = options.overrides.clone().apply(&mut devices);
-        let bounds = || bounds::of(&options.allowed, Some(&devices), Some(&self.dir));
+        let bounds = || {
+            let mut devices = config.devices.clone();
+            // An invalid override is told when the snapshot is restored.
+            let _ = options.overrides.clone().apply(&mut devices);
+            bounds::of(&options.allowed, Some(&devices), Some(&self.dir))
+        };
         let mut choice = self.confine.choice(bounds);
         self.api_socket.iter().for_each(|socket| choice.add_socket(socket));
         confinement::apply(choice, Some(VmShape::of(config)))?;

@@ -1,6 +1,6 @@
 //! The command line of a fork's child.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use volt_vmm::internal::paths::OWN_PROGRAM;
@@ -17,10 +17,9 @@ pub(crate) const FORKED: &str = "forked";
 /// Returns the arguments of a child of this process. Their order is fixed, so that the child recognizes them
 /// without clap, whose set-up takes longer than exec.
 pub(crate) fn child_arguments(api_socket: &Path, id: &str, confinement: &str) -> [OsString; 7] {
-    let text = OsString::from;
-    let confinement = [text("--confinement"), text(confinement)];
-    let [option, value] = confinement;
-    [text(FORKED), text("--api-socket"), api_socket.into(), text("--id"), text(id), option, value]
+    let socket = api_socket.as_os_str();
+    let [command, api, name, option] = [FORKED, "--api-socket", "--id", "--confinement"].map(AsRef::as_ref);
+    [command, api, socket, name, id.as_ref(), option, confinement.as_ref()].map(OsStr::to_owned)
 }
 
 /// Returns the pattern of all children of a process with this confinement. The starter, which the guest does

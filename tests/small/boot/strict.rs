@@ -184,3 +184,23 @@ fn strict_guest_uses_a_tap_of_the_network_in_which_it_was_started() {
     let refused = boot("missing").outcome();
     assert!(refused.status == 1 && refused.stderr.contains("CAP_NET_ADMIN"), "{refused:?}");
 }
+
+#[test]
+fn passt_of_a_strict_guest_forwards_a_port_whose_holder_is_named() {
+    needs!(kvm, root, network, passt);
+    let network = Network::new();
+    network.add_tap("way", "192.0.2.1/24");
+    network.ip("route add default via 192.0.2.254");
+    let boot = || {
+        let network = network.namespace();
+        Boot::small("net").inside(network).device(["--confine", "strict", "--net", "passt,forward=8080:80"])
+    };
+    let mut guest = boot().start();
+    guest.wait_for("ready");
+    assert_isolated(&guest);
+    let _forwarded = network.connect("127.0.0.1:8080");
+    // passt is a child of the starter, whose parent is the process that was started.
+    let refused = boot().outcome();
+    let holder = format!("(process {}: ", guest.pid());
+    assert!(refused.status == 1 && refused.stderr.contains(&holder), "{holder} {refused:?}");
+}

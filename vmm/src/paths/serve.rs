@@ -63,7 +63,7 @@ pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, duties: &Duties<'_>) -> !
     // own copy of the stack.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_PARENT | libc::SIGCHLD, 0, 0, 0, 0) };
     if pid == 0 {
-        rename("volt-starter");
+        rename(holders::STARTER);
         serve_and_exit(STARTER, OPENER, Starter::new(Started::allowing(programs, these_programs_only)));
     }
     rename("volt-opener");

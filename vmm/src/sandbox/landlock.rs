@@ -19,16 +19,15 @@ use crate::paths::rules::{Bounds, directory_of};
 const NEWEST: ABI = ABI::V6;
 
 /// Files that a VM's process reads for itself.
-const READ_ALWAYS: [&str; 6] = [
+const READ_ALWAYS: [&str; 5] = [
     "/proc/cpuinfo",
     "/proc/self",
     "/proc/sys/kernel/random/boot_id",
     "/sys/module",
     "/sys/devices/system/cpu",
-    "/etc/localtime",
 ];
 /// Devices of all VMs.
-const DEVICES: [&str; 4] = ["/dev/kvm", "/dev/null", "/dev/userfaultfd", "/dev/zero"];
+const DEVICES: [&str; 3] = ["/dev/kvm", "/dev/null", "/dev/userfaultfd"];
 
 /// Puts the calling thread into a domain without rights. One that may `signal` can send signals to processes
 /// outside. A kernel without a part of Landlock is used without it, and the log says so once.

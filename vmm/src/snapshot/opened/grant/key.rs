@@ -58,13 +58,13 @@ impl GrantKey {
 #[cfg(any(test, feature = "internal"))]
 #[must_use]
 pub fn digest(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-
     use sha2::Digest;
-    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    hex(&Sha256::digest(bytes))
+}
+
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Makes the key if there is none. Returns the path of its file, if there can be one.

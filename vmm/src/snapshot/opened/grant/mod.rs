@@ -54,7 +54,7 @@ pub(crate) fn mark(metadata: &Metadata, config: &VmConfig, body: &[u8]) -> Resul
         return Ok(None);
     }
     match GrantKey::open_or_make() {
-        Ok(key) => Ok(Some(key.mark(body).iter().map(|byte| format!("{byte:02x}")).collect())),
+        Ok(key) => Ok(Some(key::hex(&key.mark(body)))),
         Err(NoKey::Failed { path, source }) => {
             Err(Error::file("mark the snapshot with this user's key", path.display(), source))
         }
