@@ -21,6 +21,9 @@ use crate::scratch::Scratch;
 use crate::terminal::Terminal;
 use crate::transcript::Transcript;
 
+/// A secret in the environment of every `volt-vmm` that a test starts ([`Boot`](crate::Boot)).
+pub const SECRET: &str = "secret-of-the-environment";
+
 /// The source of a guest's console input.
 #[derive(Debug)]
 pub enum Input<'a> {
@@ -61,7 +64,7 @@ impl Launch<'_> {
 
     pub(crate) fn start(self, scratch: Scratch, socket: PathBuf) -> Guest {
         let mut command = Command::new(binary());
-        command.args(&self.arguments);
+        command.args(&self.arguments).env("TOKEN", SECRET);
         if let Some(pressure) = self.pressure {
             pressure.apply(&mut command);
         }

@@ -48,7 +48,7 @@ pub use child::Child;
 pub use guest::Guest;
 pub use held_syncs::HeldSyncs;
 pub use kvm_shim::KvmShim;
-pub use launch::Input;
+pub use launch::{Input, SECRET};
 pub use namespace::Namespace;
 pub use network::Network;
 pub use numbers::{consecutive, numbers};

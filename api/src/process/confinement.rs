@@ -11,7 +11,7 @@ use volt_vmm::{Error, Result, VmShape};
 
 use crate::process::child_command::child_pattern;
 use crate::process::confinement_choice::ConfinementChoice;
-use crate::process::forbidden_calls;
+use crate::process::{environment, forbidden_calls};
 
 static CHOSEN: OnceLock<ConfinementChoice> = OnceLock::new();
 
@@ -54,6 +54,7 @@ pub(crate) fn apply(mut choice: ConfinementChoice, shape: Option<VmShape>) -> Re
     if *seccomp {
         forbidden_calls::install_handler();
     }
+    environment::forget_secrets();
     sandbox::confine(&confinement)
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod bounds;
 pub(crate) mod child_command;
 pub(crate) mod confinement;
 pub(crate) mod confinement_choice;
+pub(crate) mod environment;
 pub(crate) mod exit;
 pub(crate) mod fault_signals;
 pub(crate) mod forbidden_calls;

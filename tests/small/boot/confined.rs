@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use volt_tests::injected::children_of;
-use volt_tests::{Boot, Guest, Outcome, Scratch, needs, wait_until};
+use volt_tests::{Boot, Child, Guest, Outcome, SECRET, Scratch, needs, wait_until};
 
 /// Returns a field of `/proc/PID/task/*/status` by thread (proc(5)).
 fn of_threads(pid: u32, field: &str) -> Vec<(String, String)> {
@@ -94,6 +94,29 @@ fn options_leave_out_the_filters_or_the_whole_confinement() {
     let mut clone = guest.snapshot().restore_as(&["--no-seccomp"]);
     clone.next_number("count");
     assert_eq!(filtered(&clone).0, [""; 0]);
+}
+
+#[test]
+fn secrets_of_the_environment_are_in_no_process_of_a_vm() {
+    needs!(kvm);
+    let environment = |pid: u32| {
+        let bytes = fs::read(format!("/proc/{pid}/environ")).unwrap();
+        String::from_utf8(bytes).unwrap().replace('\0', "\n")
+    };
+    let unconfined = running(&["--confine", "off"]);
+    assert!(environment(unconfined.pid()).contains(&format!("TOKEN={SECRET}")), "the harness sets it");
+    let guest = running(&[]);
+    let mut clone = guest.snapshot().restore();
+    clone.next_number("count");
+    let children = Child::fork(guest.socket(), guest.scratch().directory(), &[("child", json!({}))], false);
+    for vm in [guest.pid(), clone.pid(), children[0].pid()] {
+        let beside = children_of(vm).into_iter().map(|(_, pid)| pid.cast_unsigned());
+        for pid in beside.chain([vm]) {
+            let environment = environment(pid);
+            assert!(!environment.contains(SECRET), "{environment}");
+            assert!(environment.contains("PATH="), "{environment}");
+        }
+    }
 }
 
 #[test]
