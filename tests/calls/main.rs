@@ -1,6 +1,6 @@
 //! Runs a command, and tells which rules of the seccomp filters no thread of a VM used meanwhile
 //! (scripts/unused-rules.sh). The kernel's tracepoint of system calls tells the calls of all threads whose
-//! names start with `volt-`.
+//! names start with `volt-`. `unused.txt` lists the rules that may be unused, each with the reason for it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -31,8 +31,8 @@ fn main() -> ExitCode {
     };
     match trace(Command::new(program).args(words)) {
         Ok((used, succeeded)) => {
-            report(&used);
-            ExitCode::from(u8::from(!succeeded))
+            let as_expected = report(&used);
+            ExitCode::from(u8::from(!succeeded || !as_expected))
         }
         Err(error) => {
             eprintln!("volt-calls: cannot trace system calls by {TRACING}: {error}");
@@ -144,7 +144,8 @@ fn holds(condition: &Condition, arguments: &[u64]) -> bool {
     [OWN_PROCESS, KICK].contains(&value) || given & mask == value
 }
 
-fn report(used: &Used) {
+/// Prints what was used. Returns whether all other rules are expected to be unused.
+fn report(used: &Used) -> bool {
     for (kind, (name, _)) in KINDS.iter().enumerate() {
         let calls = |is_used: bool| {
             let found = tables_of(kind).enumerate().flat_map(|(table, rules)| {
@@ -159,19 +160,34 @@ fn report(used: &Used) {
         let unused: Vec<_> = unused.difference(&used).collect();
         println!("{name}: used {} of {} system calls; not {unused:?}", used.len(), used.len() + unused.len());
     }
-    let mut seen = BTreeSet::new();
-    for (kind, (name, _)) in KINDS.iter().enumerate() {
-        for rules in tables_of(kind) {
-            if !seen.insert(rules.as_ptr().addr()) {
-                continue;
-            }
-            report_table(name, rules, used);
-        }
+    let unused = unused_rules(used);
+    let expected: BTreeSet<&str> = expected().map(|(rule, _)| rule).collect();
+    for rule in unused.iter().filter(|rule| !expected.contains(rule.as_str())) {
+        println!("unused, and not in unused.txt: {rule}");
     }
+    unused.iter().all(|rule| expected.contains(rule.as_str()))
 }
 
-/// Prints the alternatives of a table that no kind used.
-fn report_table(first: &str, rules: &'static [Rule], used: &Used) {
+/// The rules of `unused.txt`, each with its reason.
+fn expected() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = include_str!("unused.txt").lines().filter(|line| !line.starts_with('#'));
+    lines.filter_map(|line| line.split_once(": "))
+}
+
+/// The alternatives of rules that no kind used.
+fn unused_rules(used: &Used) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let mut found = Vec::new();
+    for (kind, (name, _)) in KINDS.iter().enumerate() {
+        for rules in tables_of(kind).filter(|rules| seen.insert(rules.as_ptr().addr())) {
+            unused_in_table(name, rules, used, &mut found);
+        }
+    }
+    found
+}
+
+/// Appends the alternatives of a table that no kind used. `first` is the first kind with the table.
+fn unused_in_table(first: &str, rules: &'static [Rule], used: &Used, found: &mut Vec<String>) {
     let shared: Vec<(usize, usize)> = (0..KINDS.len())
         .flat_map(|kind| tables_of(kind).enumerate().map(move |(table, rules)| (kind, table, rules)))
         .filter(|(.., other)| std::ptr::eq(*other, rules))
@@ -182,9 +198,51 @@ fn report_table(first: &str, rules: &'static [Rule], used: &Used) {
             let is_used =
                 shared.iter().any(|(kind, table)| used.contains(&(*kind, *table, place, alternative)));
             if !is_used {
-                let when: &[Condition] = rule.when.get(alternative).copied().unwrap_or_default();
-                println!("unused (table of {first}): system call {} {when:?}", rule.call);
+                found.push(describe(first, rule, alternative));
             }
         }
+    }
+}
+
+/// Names a rule: the first kind with its table, the number of its call (asm/unistd_64.h), and the values of
+/// arguments: `worker 16 1=0x5401`.
+fn describe(first: &str, rule: &Rule, alternative: usize) -> String {
+    let conditions: &[Condition] = rule.when.get(alternative).copied().unwrap_or_default();
+    let conditions =
+        conditions.iter().map(|condition| format!(" {}={:#x}", condition.argument, condition.value));
+    format!("{first} {}{}", rule.call, conditions.collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rule_that_may_be_unused_exists_and_has_a_reason() {
+        let all: BTreeSet<String> = unused_rules(&Used::new()).into_iter().collect();
+        for (rule, reason) in expected() {
+            assert!(all.contains(rule) && reason.len() > 10, "{rule}: {reason}");
+        }
+        let listed = include_str!("unused.txt").lines().filter(|line| !line.starts_with('#')).count();
+        assert_eq!(expected().count(), listed, "a line is `RULE: REASON`");
+    }
+
+    /// The numbers of calls and of requests of ioctl(2) that a kind may make.
+    fn counts(kind: usize) -> (usize, usize) {
+        let rules = || tables_of(kind).flatten();
+        let calls: BTreeSet<i64> = rules().map(|rule| rule.call).collect();
+        let ioctls = rules().filter(|rule| rule.call == libc::SYS_ioctl).flat_map(|rule| rule.when);
+        (calls.len(), ioctls.map(|when| format!("{when:?}")).collect::<BTreeSet<_>>().len())
+    }
+
+    #[test]
+    fn threat_model_tells_the_number_of_calls_of_each_kind() {
+        let page = include_str!("../../docs/threat-model.md");
+        let rows = KINDS.iter().enumerate().map(|(kind, (name, _))| {
+            let (calls, ioctls) = counts(kind);
+            format!("| `{name}` | {calls} | {ioctls} |")
+        });
+        let missing: Vec<String> = rows.filter(|row| !page.contains(row)).collect();
+        assert!(missing.is_empty(), "docs/threat-model.md lacks the rows {missing:?}");
     }
 }

@@ -40,6 +40,16 @@ pub fn children_of(pid: u32) -> Vec<(String, i32)> {
     listed.split_whitespace().filter_map(named).collect()
 }
 
+/// Sends a signal to a thread of a process.
+///
+/// # Panics
+/// The thread has ended.
+pub fn signal_thread(process: u32, thread: i32, signal: rustix::process::Signal) {
+    // SAFETY: the call takes numbers.
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal.as_raw()) };
+    assert_eq!(sent, 0, "{}", io::Error::last_os_error());
+}
+
 /// Makes a thread make this call. Returns before the call has ended. Takes root.
 ///
 /// # Panics

@@ -64,8 +64,8 @@ const fn request(direction: u32, kind: u8, number: u32, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | (kind as u32) << 8 | number
 }
 
-/// Rules of all kinds of thread: locks, the heap, time, the end of a thread or of the process, reads and
-/// writes of open descriptors, and messages of a panic.
+/// Rules of all kinds of thread: locks, the heap, the end of a thread or of the process, messages, and the
+/// handlers of signals. vCPUs have few others, so what another kind needs does not belong here.
 pub static EVERY: &[Rule] = &[
     call(SYS_futex),
     call(SYS_exit),
@@ -73,34 +73,18 @@ pub static EVERY: &[Rule] = &[
     call(SYS_rt_sigreturn),
     call(SYS_rt_sigprocmask),
     call(SYS_sigaltstack),
+    // After a stop (SIGSTOP) in a call with a time limit.
     call(SYS_restart_syscall),
-    call(SYS_sched_yield),
+    // Where the vDSO cannot tell the time.
     call(SYS_clock_gettime),
-    call(SYS_clock_nanosleep),
-    call(SYS_getpid),
-    call(SYS_gettid),
-    // Keys of hash maps.
-    call(SYS_getrandom),
     call(SYS_brk),
     call(SYS_munmap),
     call(SYS_mremap),
     call(SYS_madvise),
     only(SYS_mmap, &[&[without(2, PROT_EXEC)]]),
     only(SYS_mprotect, &[&[without(2, PROT_EXEC)]]),
-    call(SYS_read),
     call(SYS_write),
-    call(SYS_writev),
-    call(SYS_close),
     call(SYS_poll),
-    call(SYS_ppoll),
-    call(SYS_fstat),
-    // The C library's other ways to examine an open descriptor.
-    only(SYS_newfstatat, &[&[is(3, AT_EMPTY_PATH as u32)]]),
-    only(SYS_statx, &[&[Condition { argument: 2, mask: AT_EMPTY_PATH as u32, value: AT_EMPTY_PATH as u32 }]]),
-    // The debug build of Rust's library checks a descriptor that it closes.
-    only(SYS_fcntl, &[&[is(1, F_GETFD as u32)], &[is(1, F_GETFL as u32)]]),
-    // The thread's name, for the message about a forbidden call.
-    only(SYS_prctl, &[&[is(0, PR_GET_NAME as u32)]]),
     // Kicks vCPUs, and ends the process after a second panic.
     only(
         SYS_tgkill,
@@ -111,6 +95,30 @@ pub static EVERY: &[Rule] = &[
             &[is(0, OWN_PROCESS), is(2, SIGBUS as u32)],
         ],
     ),
+    // The handlers of errors reset the terminal.
+    only(SYS_ioctl, &[&[is(0, STDIN_FILENO as u32), is(1, TCSETS2 as u32)]]),
+];
+
+/// Rules of all kinds of thread but vCPUs: reads and other uses of open descriptors, sleep, and random keys of
+/// hash maps.
+static OPEN_FILES: &[Rule] = &[
+    call(SYS_sched_yield),
+    call(SYS_clock_nanosleep),
+    call(SYS_getpid),
+    call(SYS_gettid),
+    call(SYS_getrandom),
+    call(SYS_read),
+    call(SYS_writev),
+    call(SYS_close),
+    call(SYS_ppoll),
+    call(SYS_fstat),
+    // The C library's other ways to examine an open descriptor.
+    only(SYS_newfstatat, &[&[is(3, AT_EMPTY_PATH as u32)]]),
+    only(SYS_statx, &[&[Condition { argument: 2, mask: AT_EMPTY_PATH as u32, value: AT_EMPTY_PATH as u32 }]]),
+    // The debug build of Rust's library checks a descriptor that it closes.
+    only(SYS_fcntl, &[&[is(1, F_GETFD as u32)], &[is(1, F_GETFL as u32)]]),
+    // The thread's name.
+    only(SYS_prctl, &[&[is(0, PR_GET_NAME as u32)]]),
 ];
 
 const KVM: u8 = 0xae;
@@ -118,29 +126,14 @@ const KVM_RUN: u32 = request(0, KVM, 0x80, 0);
 const KVM_SIGNAL_MSI: u32 = request(1, KVM, 0xa5, size_of::<kvm::kvm_msi>());
 const KVM_IRQ_LINE: u32 = request(1, KVM, 0x61, size_of::<kvm::kvm_irq_level>());
 const KVM_SET_GSI_ROUTING: u32 = request(1, KVM, 0x6a, size_of::<kvm::kvm_irq_routing>());
-const KVM_GET_REGS: u32 = request(2, KVM, 0x81, size_of::<kvm::kvm_regs>());
-const KVM_GET_SREGS: u32 = request(2, KVM, 0x83, size_of::<kvm::kvm_sregs>());
-const KVM_TRANSLATE: u32 = request(3, KVM, 0x85, size_of::<kvm::kvm_translation>());
 
-/// A vCPU's thread: runs the guest, interrupts it, and writes its serial output. After a triple fault it
-/// examines the registers and the memory that exceptions need.
+/// A vCPU's thread: runs the guest, interrupts it, and writes its serial output.
 static VCPU: &[Rule] = &[
     only(
         SYS_ioctl,
-        &[
-            &[is(1, KVM_RUN)],
-            &[is(1, KVM_SIGNAL_MSI)],
-            &[is(1, KVM_IRQ_LINE)],
-            &[is(1, KVM_SET_GSI_ROUTING)],
-            &[is(1, KVM_GET_REGS)],
-            &[is(1, KVM_GET_SREGS)],
-            &[is(1, KVM_TRANSLATE)],
-        ],
+        &[&[is(1, KVM_RUN)], &[is(1, KVM_SIGNAL_MSI)], &[is(1, KVM_IRQ_LINE)], &[is(1, KVM_SET_GSI_ROUTING)]],
     ),
     call(SYS_rt_sigtimedwait),
-    only(SYS_process_vm_readv, &[&[is(0, OWN_PROCESS)]]),
-    // The name of the memory's file, for the report.
-    call(SYS_readlink),
 ];
 
 /// Fills memory that is filled on touch, and waits for events.
@@ -240,12 +233,8 @@ static OPENER: &[Rule] = &[
     call(SYS_lstat),
     call(SYS_statx),
     call(SYS_readlink),
-    call(SYS_readlinkat),
-    call(SYS_getdents64),
     call(SYS_mkdirat),
-    call(SYS_unlink),
     call(SYS_unlinkat),
-    call(SYS_rename),
     call(SYS_renameat),
     call(SYS_renameat2),
     call(SYS_linkat),
@@ -263,7 +252,6 @@ static OPENER: &[Rule] = &[
     call(SYS_landlock_add_rule),
     call(SYS_landlock_restrict_self),
     only(SYS_setsockopt, &[&[is(1, SOL_SOCKET as u32), is(2, SO_REUSEADDR as u32)]]),
-    only(SYS_ioctl, &[&[is(1, FIONBIO as u32)]]),
 ];
 
 /// Makes VMs: KVM's calls for the system, a VM and a vCPU.
@@ -291,8 +279,11 @@ static MAKE_VM: &[Rule] = &[only(
         &[is(1, request(1, KVM, 0x79, size_of::<kvm::kvm_ioeventfd>()))], // KVM_IOEVENTFD
         &[is(1, request(1, KVM, 0x7b, size_of::<kvm::kvm_clock_data>()))], // KVM_SET_CLOCK
         &[is(1, request(2, KVM, 0x7c, size_of::<kvm::kvm_clock_data>()))], // KVM_GET_CLOCK
+        &[is(1, request(2, KVM, 0x81, size_of::<kvm::kvm_regs>()))], // KVM_GET_REGS
         &[is(1, request(1, KVM, 0x82, size_of::<kvm::kvm_regs>()))], // KVM_SET_REGS
+        &[is(1, request(2, KVM, 0x83, size_of::<kvm::kvm_sregs>()))], // KVM_GET_SREGS
         &[is(1, request(1, KVM, 0x84, size_of::<kvm::kvm_sregs>()))], // KVM_SET_SREGS
+        &[is(1, request(3, KVM, 0x85, size_of::<kvm::kvm_translation>()))], // KVM_TRANSLATE
         &[is(1, request(3, KVM, 0x88, size_of::<kvm::kvm_msrs>()))], // KVM_GET_MSRS
         &[is(1, request(1, KVM, 0x89, size_of::<kvm::kvm_msrs>()))], // KVM_SET_MSRS
         &[is(1, request(1, KVM, 0x8b, size_of::<kvm::kvm_signal_mask>()))], // KVM_SET_SIGNAL_MASK
@@ -350,20 +341,17 @@ static WORKER: &[Rule] = &[
             &[is(1, request(3, b'f', 16, 96))],   // PAGEMAP_SCAN
         ],
     ),
+    // Which memory of a guest that crashed can be read, and the name of its file.
+    only(SYS_process_vm_readv, &[&[is(0, OWN_PROCESS)]]),
+    call(SYS_readlink),
     call(SYS_userfaultfd),
     call(SYS_memfd_create),
-    call(SYS_mlock2),
     call(SYS_pipe2),
     call(SYS_socketpair),
     // At a socket that the opener bound.
     call(SYS_listen),
     call(SYS_getsockopt),
-    call(SYS_setsockopt),
-    call(SYS_getsockname),
-    call(SYS_getpeername),
     call(SYS_signalfd4),
-    call(SYS_timerfd_create),
-    call(SYS_timerfd_settime),
     call(SYS_lseek),
     call(SYS_copy_file_range),
     call(SYS_flock),
@@ -376,16 +364,13 @@ static WORKER: &[Rule] = &[
     call(SYS_sysinfo),
     call(SYS_getpgrp),
     call(SYS_geteuid),
-    call(SYS_getuid),
     only(SYS_prctl, &[&[is(0, PR_GET_AUXV)]]),
     call(SYS_prlimit64),
     call(SYS_rt_sigaction),
     call(SYS_rt_sigtimedwait),
     call(SYS_wait4),
     // The children of this process alone have descriptors here.
-    call(SYS_pidfd_open),
     call(SYS_pidfd_send_signal),
-    call(SYS_dup),
     only(
         SYS_fcntl,
         &[
@@ -414,10 +399,10 @@ const F_SETOWN_EX: u32 = 15;
 /// The kinds of thread with their rules, in the order of `ThreadKind`.
 pub static KINDS: &[(&str, &[&[Rule]])] = &[
     ("vcpu", &[VCPU]),
-    ("device", &[DEVICE, FILL]),
-    ("block", &[BLOCK, FILL]),
-    ("starter", &[STARTER, START_THREADS, DEVICE, BLOCK, FILL]),
-    ("pager", &[FILL, START_THREADS, ANSWER]),
-    ("opener", &[OPENER]),
-    ("worker", &[WORKER, MAKE_VM, VCPU, STARTER, START_THREADS, DEVICE, BLOCK, FILL]),
+    ("device", &[OPEN_FILES, DEVICE, FILL]),
+    ("block", &[OPEN_FILES, BLOCK, FILL]),
+    ("starter", &[OPEN_FILES, STARTER, START_THREADS, DEVICE, BLOCK, FILL]),
+    ("pager", &[OPEN_FILES, FILL, START_THREADS, ANSWER]),
+    ("opener", &[OPEN_FILES, OPENER]),
+    ("worker", &[OPEN_FILES, WORKER, MAKE_VM, VCPU, STARTER, START_THREADS, DEVICE, BLOCK, FILL]),
 ];

@@ -4,6 +4,7 @@
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
 pub use crate::sandbox::inherit as inherit_confinement;
+pub use crate::sandbox::this_thread::ThisThread;
 pub use crate::snapshot::opened::grant::key::digest;
 pub use crate::snapshot::opened::grant::key::{directory as key_directory, ensure as make_snapshot_key};
 pub use crate::sockets::{ListenOptions, peer_of};
@@ -13,6 +14,7 @@ pub use crate::threads::spawn as spawn_thread;
 /// Parts of strict confinement, for the jailer and benchmarks.
 pub mod isolation {
     pub use crate::sandbox::strict::cgroups::delegate;
+    pub use crate::sandbox::strict::job_control::{is_in_foreground, stop};
     pub use crate::sandbox::strict::namespaces::Namespace;
     pub use crate::sandbox::strict::{limits, namespaces, root};
 }

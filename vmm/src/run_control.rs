@@ -89,12 +89,39 @@ pub struct Control {
 #[derive(Debug)]
 struct ControlState {
     command: Command,
-    /// The guest's ending, or a description of its crash.
-    end: Option<std::result::Result<Ending, String>>,
+    end: Option<End>,
     /// Kicks of the vCPUs that are not parked.
     kicks: Vec<Arc<dyn Kick>>,
     /// Acts that run when the guest ends.
     at_end: AtEnd,
+}
+
+/// A guest's ending, or a description of its crash.
+type Outcome = std::result::Result<Ending, String>;
+
+/// The end of a guest.
+enum End {
+    Known(Outcome),
+    /// Its examination, for the thread that waits for the end: the vCPU's own may not make all calls for it.
+    Unknown(Box<dyn FnOnce() -> Outcome + Send>),
+}
+
+impl End {
+    fn examine(self) -> Outcome {
+        match self {
+            Self::Known(outcome) => outcome,
+            Self::Unknown(examine) => examine(),
+        }
+    }
+}
+
+impl Debug for End {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Known(outcome) => outcome.fmt(f),
+            Self::Unknown(_) => f.write_str("Unknown"),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -159,9 +186,18 @@ impl Control {
 
     /// Ends the guest. Only the first ending counts. Does not wait for the vCPUs, because devices call this
     /// on a vCPU's thread.
-    pub(crate) fn end(&self, how: std::result::Result<Ending, String>) {
+    pub(crate) fn end(&self, how: Outcome) {
+        self.end_as(End::Known(how));
+    }
+
+    /// Ends the guest. `examine` tells how, once its vCPUs are parked.
+    pub(crate) fn end_examined(&self, examine: impl FnOnce() -> Outcome + Send + 'static) {
+        self.end_as(End::Unknown(Box::new(examine)));
+    }
+
+    fn end_as(&self, end: End) {
         let mut state = lock(&self.state);
-        state.end.get_or_insert(how);
+        state.end.get_or_insert(end);
         if state.command.is_run() {
             self.command(&mut state, Command::Park);
         }
@@ -195,7 +231,7 @@ impl Control {
     /// Tells the threads to return. Their owner joins them.
     pub(crate) fn quit(&self) {
         let mut state = lock(&self.state);
-        state.end.get_or_insert(Ok(Ending::Stopped));
+        state.end.get_or_insert(End::Known(Ok(Ending::Stopped)));
         self.command(&mut state, Command::Quit);
         Self::run_at_end(state);
     }
@@ -206,8 +242,11 @@ impl Control {
     /// [`Error::Crashed`] if the guest crashed.
     pub(crate) fn wait_end(&self) -> Result<Ending> {
         let state = lock(&self.state);
-        let state = wait_while(&self.changed, state, |state| state.end.is_none() || !state.kicks.is_empty());
-        state.end.clone().unwrap_or(Ok(Ending::Stopped)).map_err(Error::Crashed)
+        let mut state =
+            wait_while(&self.changed, state, |state| state.end.is_none() || !state.kicks.is_empty());
+        let outcome = state.end.take().map_or(Ok(Ending::Stopped), End::examine);
+        state.end = Some(End::Known(outcome.clone()));
+        outcome.map_err(Error::Crashed)
     }
 
     /// Waits until the guest has ended. Its vCPUs may still run.

@@ -7,6 +7,8 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use volt_vmm::internal::ThisThread;
+
 use crate::process::exit::Status;
 use crate::terminal;
 
@@ -20,7 +22,7 @@ pub(crate) fn install_handlers() {
         unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = on_fault as extern "C" fn(_, _, _) as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESETHAND;
             libc::sigaction(signal, &raw const action, ptr::null_mut());
         }
     }
@@ -39,13 +41,9 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut 
         // SAFETY: runs no exit handlers, which might wait for this thread.
         unsafe { libc::_exit(Status::Crashed.code().into()) };
     }
-    // SAFETY: zeroes are the default action. A CPU fault repeats when this handler returns and then meets the
-    // default action. A signal from kill(2) does not repeat, so the handler raises it again.
-    unsafe {
-        let action: libc::sigaction = MaybeUninit::zeroed().assume_init();
-        libc::sigaction(signal, &raw const action, ptr::null_mut());
-        if sent {
-            terminal::raise_again(signal);
-        }
+    // The kernel has set the default action (SA_RESETHAND). A CPU fault repeats when this handler returns and
+    // then meets it. A signal from kill(2) does not repeat, so the handler raises it again.
+    if sent {
+        ThisThread::get().signal(signal);
     }
 }

@@ -1,13 +1,16 @@
 //! The handler of SIGSYS: a thread made a system call that its seccomp filter forbids. The process ends, and
 //! the message names thread, call and arguments.
+//!
+//! abort(3) of musl blocks SIGSYS and makes a call that filters forbid, since it takes a thread of any process:
+//! tkill(2). A process that aborts thus ends by SIGSYS.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
 use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
 use std::ptr;
 
 use syscalls::Sysno;
+use volt_vmm::internal::ThisThread;
 
 use crate::process::exit::Status;
 use crate::terminal;
@@ -71,10 +74,8 @@ impl Default for Text {
 
 impl Text {
     fn message(&mut self, code: i32, call: i32, arguments: [i64; 6]) -> fmt::Result {
-        let mut name = [0_u8; 16];
-        // SAFETY: the kernel writes at most 16 bytes with a terminating zero.
-        unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_str().unwrap_or_default();
+        let thread = ThisThread::get();
+        let name = thread.name();
         write!(self, "volt-vmm: thread {name} made a system call that its seccomp filter forbids: ")?;
         if code != SYS_SECCOMP {
             return writeln!(self, "SIGSYS, sent by another process");

@@ -12,11 +12,11 @@
 
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use volt_vmm::internal::isolation;
 
 use crate::failure::Failure;
 use crate::process::fork::children;
@@ -33,8 +33,13 @@ const BLOCKED_ONLY: [libc::c_int; 2] = [libc::SIGTTIN, libc::SIGTTOU];
 
 /// Time for the VM to end after a signal, not counting disk requests in flight.
 const TO_END: Duration = Duration::from_secs(3);
+/// Time for the removal of files at an end at once: a file system that hangs may never remove them.
+const TO_CLEAN_UP: Duration = Duration::from_secs(1);
 /// Additional time for API calls in progress, such as a snapshot, after the VM's end.
 const TO_FINISH: Duration = Duration::from_secs(30);
+
+/// Removes the files of the process that its end leaves.
+type CleanUp = Arc<dyn Fn() + Send + Sync>;
 
 static ENDED_BY: AtomicI32 = AtomicI32::new(0);
 static VM_ENDED: AtomicBool = AtomicBool::new(false);
@@ -60,11 +65,12 @@ pub(crate) fn block() {
 ///
 /// # Errors
 /// The host cannot start the thread.
-pub(crate) fn watch(slot: Arc<Slot>, clean_up: impl Fn() + Send + 'static) -> Result<(), Failure> {
+pub(crate) fn watch(slot: Arc<Slot>, clean_up: impl Fn() + Send + Sync + 'static) -> Result<(), Failure> {
+    let clean_up: CleanUp = Arc::new(clean_up);
     threads::spawn("signals", "to receive signals", move || receive_signals(&slot, &clean_up)).map(drop)
 }
 
-fn receive_signals(slot: &Arc<Slot>, clean_up: &dyn Fn()) {
+fn receive_signals(slot: &Arc<Slot>, clean_up: &CleanUp) {
     // A parent that ignores a signal (nohup, a shell's background job) wants it ignored here too.
     let set = set_of(ENDING.iter().filter(|signal| !is_ignored(**signal)).chain(&JOB_CONTROL).chain(&CHILD));
     loop {
@@ -73,8 +79,7 @@ fn receive_signals(slot: &Arc<Slot>, clean_up: &dyn Fn()) {
             Some(libc::SIGCHLD) => children::reap(),
             Some(libc::SIGTSTP) => {
                 terminal::leave_raw_mode();
-                // Returns once SIGCONT has continued the process.
-                let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
+                let _ = isolation::stop();
             }
             Some(signal) => end(signal, &set, slot, clean_up),
             None => {}
@@ -91,7 +96,7 @@ fn continued() {
 }
 
 /// Ends the VM, or the process at once when a second signal comes or the time limit has passed.
-fn end(signal: libc::c_int, set: &libc::sigset_t, slot: &Arc<Slot>, clean_up: &dyn Fn()) {
+fn end(signal: libc::c_int, set: &libc::sigset_t, slot: &Arc<Slot>, clean_up: &CleanUp) {
     ENDED_BY.store(signal, Ordering::SeqCst);
     let closing = Arc::clone(slot);
     // In its own thread, because a vCPU may be blocked indefinitely.
@@ -105,10 +110,23 @@ fn end(signal: libc::c_int, set: &libc::sigset_t, slot: &Arc<Slot>, clean_up: &d
         let again = next(set, Duration::from_millis(50));
         if again.is_some_and(|signal| ENDING.contains(&signal)) || asked.elapsed() > limit {
             terminal::leave_raw_mode();
-            clean_up();
+            clean_up_for_a_while(clean_up);
             // SAFETY: runs no exit handlers, which might wait for a blocked thread.
             unsafe { libc::_exit(128 + signal) };
         }
+    }
+}
+
+/// Removes files, and leaves them if that takes too long.
+fn clean_up_for_a_while(clean_up: &CleanUp) {
+    let (done, wait) = mpsc::channel();
+    let clean_up = Arc::clone(clean_up);
+    let started = threads::spawn("clean-up", "to remove files", move || {
+        clean_up();
+        let _ = done.send(());
+    });
+    if started.is_ok() {
+        let _ = wait.recv_timeout(TO_CLEAN_UP);
     }
 }
 

@@ -19,9 +19,13 @@ use std::{panic, ptr, thread};
 
 use rustix::process::getpgrp;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+use volt_vmm::internal::{ThisThread, isolation};
 
 /// Signals that the kernel sends for errors of the program.
 const FATAL: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGABRT, libc::SIGFPE];
+
+/// A handler with SA_SIGINFO (sigaction(2)).
+type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
 /// The settings before raw mode.
 static FOUND: OnceLock<Termios> = OnceLock::new();
@@ -37,7 +41,8 @@ pub(crate) fn is_terminal() -> bool {
 
 /// Says whether this process is in the terminal's foreground. A background job may not use the terminal.
 pub(crate) fn in_foreground() -> bool {
-    tcgetpgrp(stdin()).is_ok_and(|foreground| foreground == getpgrp())
+    isolation::is_in_foreground()
+        .unwrap_or_else(|| tcgetpgrp(stdin()).is_ok_and(|foreground| foreground == getpgrp()))
 }
 
 /// Sets raw mode. Does nothing without a terminal or in the background.
@@ -54,12 +59,17 @@ pub(crate) fn enter_raw_mode() {
         handle_fatal_signals();
         leave_on_panic();
     });
+    set_raw_mode(found);
+}
+
+/// Sets raw mode with one system call, which any confined thread may make.
+fn set_raw_mode(found: &Termios) {
     let mut raw = found.clone();
     raw.make_raw();
     // Output modes stay, because volt-vmm's messages end in a newline without a carriage return.
     raw.output_modes = found.output_modes;
     RAW.store(true, Ordering::SeqCst);
-    let _ = tcsetattr(stdin(), OptionalActions::Now, &raw);
+    let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &raw);
 }
 
 /// Resets the terminal if it is in raw mode. Async-signal-safe: an atomic swap and one ioctl.
@@ -80,8 +90,8 @@ fn leave_on_panic() {
         let was_raw = RAW.load(Ordering::SeqCst);
         leave_raw_mode();
         print(panic);
-        if was_raw && thread::current().id() != main {
-            enter_raw_mode();
+        if let Some(found) = FOUND.get().filter(|_| was_raw && thread::current().id() != main) {
+            set_raw_mode(found);
         }
     }));
 }
@@ -101,37 +111,33 @@ fn handle_fatal_signals() {
         // SA_SIGINFO asks for and calls async-signal-safe functions only.
         unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
-            action.sa_sigaction = on_fatal_signal as extern "C" fn(_, _, _) as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            action.sa_sigaction = on_fatal_signal as Handler as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESETHAND;
             libc::sigaction(signal, &raw const action, ptr::null_mut());
         }
     }
 }
 
-/// Resets the terminal, then lets the earlier action handle the signal.
-extern "C" fn on_fatal_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+/// Resets the terminal, then lets the earlier handler handle the signal.
+///
+/// The kernel has set the default action (SA_RESETHAND). A CPU fault repeats when this handler returns and then
+/// meets it. A signal from kill(2) does not repeat: the handler raises it again.
+extern "C" fn on_fatal_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     leave_raw_mode();
-    let earlier = FATAL.iter().position(|fatal| *fatal == signal).zip(EARLIER.get());
-    // A CPU fault repeats when this handler returns, and then meets the earlier action. A signal from kill(2)
-    // does not repeat: the handler raises it again, and it meets the default action once the handler returns.
-    // SAFETY: the kernel passed `info`; `earlier` holds actions that were installed, and zeroes are the
-    // default.
-    unsafe {
-        let sent = (*info).si_code <= 0;
-        let action = match earlier {
-            Some((index, earlier)) if !sent => earlier[index],
-            _ => MaybeUninit::zeroed().assume_init(),
-        };
-        libc::sigaction(signal, &raw const action, ptr::null_mut());
-        if sent {
-            raise_again(signal);
-        }
+    // SAFETY: the kernel passed `info`.
+    if unsafe { (*info).si_code } <= 0 {
+        ThisThread::get().signal(signal);
+        return;
     }
-}
-
-/// Sends a signal to this thread, from its handler. raise(3) of musl makes a call that filters forbid, since
-/// it takes a thread of any process.
-pub(crate) fn raise_again(signal: libc::c_int) {
-    // SAFETY: the call takes numbers.
-    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), signal) };
+    let earlier = FATAL.iter().position(|fatal| *fatal == signal).zip(EARLIER.get());
+    let earlier = earlier.map(|(index, earlier)| earlier[index]);
+    let is_handler = |action: &libc::sigaction| {
+        action.sa_flags & libc::SA_SIGINFO != 0 && action.sa_sigaction != libc::SIG_DFL
+    };
+    if let Some(action) = earlier.filter(is_handler) {
+        // SAFETY: a handler that was installed with SA_SIGINFO has this signature, and gets what it would get
+        // from the kernel.
+        let handler: Handler = unsafe { std::mem::transmute(action.sa_sigaction) };
+        handler(signal, info, context);
+    }
 }

@@ -1,6 +1,9 @@
 //! The terminal is raw while the guest runs and reset however the guest ends.
 
+use std::fs;
+
 use rustix::process::Signal;
+use volt_tests::injected::{children_of, inject, signal_thread, threads_of};
 use volt_tests::{Boot, Guest, Input, Terminal, needs, wait_until};
 
 fn boot<'a>(terminal: &'a Terminal, behaviour: &str) -> Guest {
@@ -61,6 +64,67 @@ fn signals_reset_the_terminal() {
         assert!(status == 128 + number || status == -number, "{signal:?}: {status}");
         assert_eq!(terminal.modes(), found, "{signal:?}");
     }
+}
+
+#[test]
+fn faults_and_forbidden_calls_of_a_vcpu_reset_the_terminal() {
+    needs!(kvm, root);
+    let vcpu_of = |guest: &Guest| threads_of(guest.pid()).into_iter().find(|(name, _)| name == "volt-vcpu0");
+    for signal in [Signal::SEGV, Signal::BUS, Signal::ABORT, Signal::SYS] {
+        let terminal = Terminal::open();
+        let found = terminal.modes();
+        let mut guest = on(&terminal);
+        let vcpu = vcpu_of(&guest).unwrap().1;
+        let status = if signal == Signal::SYS {
+            inject(vcpu, libc::SYS_execve, [0; 3]);
+            6
+        } else {
+            signal_thread(guest.pid(), vcpu, signal);
+            -signal.as_raw()
+        };
+        let outcome = guest.wait_exit();
+        assert_eq!(outcome.status, status, "{signal:?}: {outcome:?}");
+        assert_eq!(terminal.modes(), found, "{signal:?}");
+    }
+}
+
+/// Whether a process is stopped (proc_pid_stat(5), state T).
+fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
+}
+
+/// Stops a guest as Ctrl-Z of a shell does, and continues it.
+fn stop_and_continue(confinement: &str) {
+    let terminal = Terminal::open();
+    let found = terminal.modes();
+    let input = Input::<'_>::Terminal(&terminal);
+    let mut guest = Boot::small("echo").device(["--confine", confinement]).input(input).start();
+    guest.wait_for("ready");
+    wait_until("the terminal is raw", || terminal.modes() != found);
+    guest.signal(Signal::TSTP);
+    wait_until("the started process is stopped", || is_stopped(guest.pid()));
+    assert_eq!(terminal.modes(), found, "{confinement}");
+    let of_keeper = children_of(guest.pid()).into_iter().find(|(name, _)| name == "volt-vmm");
+    let vm = of_keeper.map_or(guest.pid(), |(_, pid)| pid.cast_unsigned());
+    assert_eq!(vm != guest.pid(), confinement == "strict", "a keeper has the VM's process as its child");
+    assert!(is_stopped(vm), "{confinement}");
+    guest.signal(Signal::CONT);
+    wait_until("the terminal is raw again", || terminal.modes() != found);
+    guest.type_in("and on").wait_for("and on");
+    assert!(!is_stopped(vm) && !is_stopped(guest.pid()), "{confinement}");
+}
+
+#[test]
+fn stopped_process_leaves_the_terminal_to_the_shell() {
+    needs!(kvm);
+    stop_and_continue("default");
+}
+
+#[test]
+fn stopped_strict_process_leaves_the_terminal_to_the_shell() {
+    needs!(kvm, root);
+    stop_and_continue("strict");
 }
 
 #[test]

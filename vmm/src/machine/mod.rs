@@ -12,6 +12,7 @@ pub(crate) mod jump;
 pub(crate) mod pool;
 pub(crate) mod shared;
 pub(crate) mod shell;
+mod vcpu_stop;
 pub(crate) mod vcpu_thread;
 
 use std::collections::BTreeMap;

@@ -4,13 +4,15 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::error::Result;
+use crate::error;
 use crate::kvm::exit::VmExit;
 use crate::kvm::vcpu::Vcpu;
 use crate::machine::board::{Board, BoardSlot};
+use crate::machine::vcpu_stop::Stop;
 use crate::run_control::{Control, Ending, Kick, Until};
 use crate::sandbox;
 use crate::sandbox::ThreadKind;
+use crate::sandbox::this_thread::ThisThread;
 use crate::sync::lock;
 use crate::threads;
 
@@ -33,8 +35,7 @@ fn kick_signal() -> libc::c_int {
 struct SignalKick {
     /// The vCPU's `kvm_run.immediate_exit`.
     immediate_exit: AtomicPtr<AtomicU8>,
-    /// The vCPU's thread.
-    tid: libc::pid_t,
+    thread: ThisThread,
     /// Keeps `immediate_exit` mapped.
     _vcpu: Arc<Mutex<Vcpu>>,
 }
@@ -43,10 +44,7 @@ struct SignalKick {
 impl SignalKick {
     fn of_this_thread(vcpu: &Arc<Mutex<Vcpu>>) -> Arc<Self> {
         let immediate_exit = AtomicPtr::new(std::ptr::from_ref(lock(vcpu).immediate_exit()).cast_mut());
-        // Not libc's gettid: Rust's standard library has it as a weak symbol, which is null in a static
-        // program built with fat LTO.
-        let tid = rustix::thread::gettid().as_raw_nonzero().get();
-        Arc::new(Self { immediate_exit, tid, _vcpu: Arc::clone(vcpu) })
+        Arc::new(Self { immediate_exit, thread: ThisThread::get(), _vcpu: Arc::clone(vcpu) })
     }
 
     fn immediate_exit(&self) -> &AtomicU8 {
@@ -59,9 +57,8 @@ impl SignalKick {
 impl Kick for SignalKick {
     fn send(&self) {
         self.immediate_exit().store(1, Ordering::Relaxed);
-        // SAFETY: sends a signal that the thread blocks. If the thread is gone, the call fails: tgkill
-        // reaches threads of this process only.
-        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.tid, kick_signal()) };
+        // The thread blocks the signal, or is gone.
+        self.thread.signal(kick_signal());
     }
 
     fn forget(&self) {
@@ -88,7 +85,7 @@ impl VcpuThread {
     ///
     /// # Errors
     /// Returns an error if KVM refuses the signal mask.
-    pub fn parked(vcpu: Vcpu) -> Result<Self> {
+    pub fn parked(vcpu: Vcpu) -> error::Result<Self> {
         vcpu.block_signals_in_guest(&signals_blocked(false))?;
         Ok(Self { vcpu: Arc::new(Mutex::new(vcpu)), thread: None })
     }
@@ -104,7 +101,7 @@ impl VcpuThread {
     ///
     /// # Errors
     /// Returns an error if the host refuses a thread.
-    pub fn spawn(&mut self, id: u8, control: &Arc<Control>, board: &Arc<BoardSlot>) -> Result<()> {
+    pub fn spawn(&mut self, id: u8, control: &Arc<Control>, board: &Arc<BoardSlot>) -> error::Result<()> {
         let (vcpu, control, board) = (Arc::clone(&self.vcpu), Arc::clone(control), Arc::clone(board));
         let body = move || {
             block_signals();
@@ -206,7 +203,8 @@ fn take_turns(id: u8, vcpu: &Arc<Mutex<Vcpu>>, (control, board): (&Control, &Boa
         let turn = Turn { control, kick: &kick };
         // The slot is empty only while the shell is dropped. No further turn comes then.
         if let Some(board) = board.get() {
-            run_until_parked(id, &mut lock(vcpu), &board);
+            let stop = run_until_parked(&mut lock(vcpu), &board).err();
+            stop.into_iter().for_each(|stop| stop.end_guest(id, vcpu, &board));
         }
         drop(turn);
     }
@@ -229,88 +227,49 @@ impl Drop for Turn<'_> {
 
 /// Runs the vCPU until the control parks it, then completes its last exit. KVM moves the data of a port or
 /// MMIO read into the guest's registers at the next entry (KVM API, section 5, `KVM_EXIT_IO`).
-fn run_until_parked(id: u8, vcpu: &mut Vcpu, board: &Board) {
+///
+/// # Errors
+/// The vCPU cannot go on.
+fn run_until_parked(vcpu: &mut Vcpu, board: &Board) -> Result<(), Stop> {
     while !board.control.must_exit() {
-        run_once(id, vcpu, board);
+        run_once(vcpu, board)?;
     }
     vcpu.set_immediate_exit(1);
-    while run_once(id, vcpu, board) {}
+    while run_once(vcpu, board)? {}
+    Ok(())
 }
 
-/// Enters the guest and handles its exit. Returns false if the exit was an interruption, or ended the guest.
-fn run_once(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
-    let end = match vcpu.run() {
+/// Enters the guest and handles its exit. Returns false if the exit was an interruption.
+///
+/// # Errors
+/// The vCPU cannot go on.
+fn run_once(vcpu: &mut Vcpu, board: &Board) -> Result<bool, Stop> {
+    match vcpu.run() {
         VmExit::PioRead { port, size, data } => {
             data.chunks_mut(size).for_each(|data| board.ports.read(port.into(), data));
-            return true;
         }
         VmExit::PioWrite { port, size, data } => {
             data.chunks(size).for_each(|data| board.ports.write(port.into(), data));
-            return true;
         }
-        VmExit::MmioRead { address, data } if !board.ram.contains(address) => {
-            board.mmio.read(address, data);
-            return true;
-        }
+        VmExit::MmioRead { address, data } if !board.ram.contains(address) => board.mmio.read(address, data),
         VmExit::MmioWrite { address, data } if !board.ram.contains(address) => {
             board.mmio.write(address, data);
-            return true;
         }
-        VmExit::EndOfInterrupt(vector) => {
-            board.lines.end_of_interrupt(vector);
-            return true;
+        VmExit::EndOfInterrupt(vector) => board.lines.end_of_interrupt(vector),
+        VmExit::Interrupted => return Ok(false),
+        VmExit::Shutdown => return Err(Stop::Guest(Ending::TripleFault)),
+        VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN) => {
+            return Err(Stop::Guest(Ending::Poweroff));
         }
-        VmExit::Interrupted => return false,
-        VmExit::Shutdown => Ok(Ending::TripleFault),
-        VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN) => Ok(Ending::Poweroff),
-        VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_RESET) => Ok(Ending::Reboot),
-        VmExit::SystemEvent(event) => Err(format!("system event {event}")),
+        VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_RESET) => return Err(Stop::Guest(Ending::Reboot)),
+        VmExit::SystemEvent(event) => return Err(Stop::Failed(format!("system event {event}"))),
         VmExit::MmioRead { address, .. } | VmExit::MmioWrite { address, .. } => {
-            Err(unreadable(&format!("guest memory at {address:#x}"), board))
+            return Err(Stop::Unreadable(Some(address)));
         }
-        VmExit::Unreadable(None) => Err(unreadable("guest memory", board)),
-        VmExit::Unreadable(Some(address)) => Err(unreadable(&format!("guest memory at {address:#x}"), board)),
-        VmExit::Failed(why) => Err(why),
-    };
-    let end = match end {
-        Ok(Ending::TripleFault) => after_triple_fault(vcpu, board),
-        end => end,
-    };
-    board.control.end(end.map_err(|why| format!("vCPU {id}{}: {why}", vcpu.location())));
-    false
-}
-
-/// Distinguishes a guest's own triple fault from the loss of its page tables, descriptor tables or stack. On
-/// lost memory kvm_pvm injects a page fault, and other KVM modules fail `KVM_RUN` with EFAULT.
-fn after_triple_fault(vcpu: &Vcpu, board: &Board) -> std::result::Result<Ending, String> {
-    if board.ram.is_truncated() {
-        return Err(unreadable("guest memory", board));
+        VmExit::Unreadable(address) => return Err(Stop::Unreadable(address)),
+        VmExit::Failed(why) => return Err(Stop::Failed(why)),
     }
-    // Lazily filled memory reports its own failures.
-    if board.ram.faults().is_some() {
-        return Ok(Ending::TripleFault);
-    }
-    let is_lost = |address: &u64| board.ram.contains(*address) && !board.ram.is_readable(*address);
-    match vcpu.needed_by_exceptions().into_iter().find(is_lost) {
-        Some(address) => Err(unreadable(&format!("guest memory at {address:#x}"), board)),
-        None => Ok(Ending::TripleFault),
-    }
-}
-
-/// Describes why KVM cannot access memory, as far as this process knows.
-fn unreadable(what: &str, board: &Board) -> String {
-    let file = board.ram.file_name();
-    let file = file.display();
-    if let Some(why) = board.ram.faults().and_then(|faults| faults.failure()) {
-        format!("{what} cannot be accessed: {why}")
-    } else if board.ram.is_truncated() {
-        format!("{what} cannot be accessed: {file} is gone or too short")
-    } else {
-        format!(
-            "{what} cannot be accessed: I/O error in {file} or its diff, or no memory on the host; see the \
-             host's kernel log"
-        )
-    }
+    Ok(true)
 }
 
 #[cfg(test)]

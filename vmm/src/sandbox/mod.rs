@@ -8,6 +8,7 @@ mod landlock;
 pub(crate) mod process;
 mod seccomp;
 pub(crate) mod strict;
+pub(crate) mod this_thread;
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -23,6 +24,7 @@ use seccomp::Filters;
 pub use seccomp::OnForbiddenCall;
 pub use strict::Isolation;
 pub use strict::cgroups::CgroupLimits;
+use this_thread::ThisThread;
 
 /// A kind of thread. Each has its own list of allowed system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +197,7 @@ pub fn confine(confinement: &Confinement) -> Result<()> {
         paths::keep_current_directory();
         strict::isolate(isolation)?;
     }
+    process::keep_pagemap();
     process::harden()
 }
 
@@ -269,6 +272,7 @@ pub fn confine_this_thread(kind: ThreadKind) {
         paths::ask_from_now_on();
     }
     if let Some(filters) = filters {
+        ThisThread::note();
         filters.install(kind).unwrap_or_else(|error| refused(&error));
     }
 }

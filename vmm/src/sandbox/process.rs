@@ -21,7 +21,6 @@ const PAGEMAP_PATH: &str = "/proc/self/pagemap";
 /// [`Error::Host`] if the kernel refuses.
 pub(super) fn harden() -> Result<()> {
     let refused = |act: &'static str| move |source: rustix::io::Errno| Error::host(act, source);
-    keep_pagemap();
     // A service manager may have asked for it. Pages shared by content tell a neighbour what they hold. A
     // kernel older than 6.4 does not know the call.
     let _ = unset_memory_merge();

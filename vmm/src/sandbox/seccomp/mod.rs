@@ -12,6 +12,7 @@ use std::io;
 use seccompiler::{BpfProgram, TargetArch, sock_filter};
 
 use super::ThreadKind;
+use super::this_thread::ThisThread;
 use crate::error::{Error, Result};
 
 /// The compiled filters; each number holds a `struct sock_filter`.
@@ -69,9 +70,10 @@ impl Filters {
     pub fn install(&self, kind: ThreadKind) -> io::Result<()> {
         let mut program = self.0[kind as usize].clone();
         // The process may have been forked since the filters were prepared.
+        let process = ThisThread::get().process.cast_unsigned();
         for instruction in &mut program {
             if let sock_filter { code: JUMP_IF_EQUAL, k: k @ built_in::OWN_PROCESS, .. } = instruction {
-                *k = std::process::id();
+                *k = process;
             }
         }
         let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;

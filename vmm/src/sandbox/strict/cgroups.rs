@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::partial::random_hex;
+
 /// Processes and threads of a VM. The API server has most: up to 512 that may block.
 const MOST_THREADS: u32 = 1024;
 /// Memory of a VM's process besides that of its guest, in bytes.
@@ -81,8 +83,7 @@ impl Cgroup {
         if usable.is_empty() {
             return Err(io::Error::other(refused.join(", ")));
         }
-        let directory = parent.join(name);
-        fs::create_dir(&directory)?;
+        let directory = make_directory(parent, name)?;
         let mut group = Self { directory, refused };
         let mut is_limited = false;
         for (_, file, limit) in files.iter().filter(|(controller, ..)| usable.contains(controller)) {
@@ -113,6 +114,20 @@ impl Cgroup {
     /// The host refuses.
     pub fn remove(self) -> io::Result<()> {
         fs::remove_dir(&self.directory)
+    }
+}
+
+/// Makes the directory of a group. One of this name that an earlier process left is replaced. Where it has
+/// processes, those of another pid namespace, the name gets an addition.
+fn make_directory(parent: &Path, name: &str) -> io::Result<PathBuf> {
+    let directory = parent.join(name);
+    match fs::create_dir(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let other = parent.join(format!("{name}-{}", random_hex().map_err(io::Error::other)?));
+            let free = if fs::remove_dir(&directory).is_ok() { directory } else { other };
+            fs::create_dir(&free).map(|()| free)
+        }
+        made => made.map(|()| directory),
     }
 }
 
@@ -201,5 +216,19 @@ mod tests {
         assert_eq!(fs::read_to_string(parent.join("vm/pids.max")).unwrap(), "1024");
         assert!(matches!(&group.refused[..], [one] if one.starts_with("memory (")), "{:?}", group.refused);
         assert!(!parent.join("vm/memory.max").exists());
+    }
+
+    #[test]
+    fn group_that_an_earlier_process_left_is_replaced_and_one_in_use_is_not() {
+        let scratch = ScratchDir::new();
+        let parent = scratch.join("parent");
+        let left = parent.join("vm");
+        fs::create_dir_all(&left).unwrap();
+        assert_eq!(make_directory(&parent, "vm").unwrap(), left);
+        // A directory with files stands for a group with processes: neither can be removed.
+        fs::write(left.join("file"), "").unwrap();
+        let other = make_directory(&parent, "vm").unwrap();
+        let name = other.file_name().unwrap().to_str().unwrap();
+        assert!(name.starts_with("vm-") && left.join("file").exists(), "{name}");
     }
 }

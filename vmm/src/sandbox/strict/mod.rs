@@ -7,6 +7,8 @@
 //! The opener is forked before and stays in the host's namespaces. Without root, this needs user namespaces.
 
 pub mod cgroups;
+#[cfg(any(test, feature = "internal"))]
+pub mod job_control;
 mod keeper;
 pub mod limits;
 pub mod namespaces;
