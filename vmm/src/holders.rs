@@ -4,6 +4,7 @@
 //! The search reads the descriptors of all processes in `/proc`, so an error alone is worth it. A process of
 //! another user, and a confined one, is found by root only; a forwarded port is found by any user.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::fs::{self, DirEntry, File};
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 /// The name of the process that starts programs for a confined VM.
-pub(crate) const STARTER: &str = "volt-starter";
+pub(crate) const STARTER: &CStr = c"volt-starter";
 /// Most characters of a command line in a message.
 const MOST_CHARACTERS: usize = 120;
 /// The state of a listener in `/proc/net/tcp`.
@@ -33,7 +34,7 @@ impl Holder {
         let program = |command: &str| command.split(' ').next().unwrap_or_default().to_owned();
         if let (true, Some(mut owner)) = (program(&holder.command).ends_with("passt"), parent(process)) {
             // A confined VM has it started by a process beside its own.
-            if program(&command(owner)) == STARTER {
+            if program(&command(owner)).as_bytes() == STARTER.to_bytes() {
                 owner = parent(owner).unwrap_or(owner);
             }
             holder = Self { process: owner, command: command(owner) };

@@ -77,6 +77,16 @@ fn forbidden_calls_end_the_process_in_every_kind_of_thread() {
     }
 }
 
+/// Waits for the guest's opener.
+fn opener_of(guest: &Guest) -> i32 {
+    let mut found = None;
+    wait_until("there is an opener", || {
+        found = children_of(guest.pid()).into_iter().find(|(name, _)| name == "volt-opener");
+        found.is_some()
+    });
+    found.unwrap().1
+}
+
 #[test]
 fn opener_starts_no_program_and_sends_no_signal() {
     needs!(kvm, root);
@@ -90,9 +100,7 @@ fn opener_starts_no_program_and_sends_no_signal() {
         let guest = snapshot.restore();
         // It is confined by the time it has answered.
         assert_eq!(guest.try_snapshot(&scratch.fresh("snapshot")).status, 0);
-        let opener = || children_of(guest.pid()).into_iter().find(|(name, _)| name == "volt-opener");
-        wait_until("there is an opener", || opener().is_some());
-        inject(opener().unwrap().1, call, arguments);
+        inject(opener_of(&guest), call, arguments);
         let named = format!("thread volt-opener made a system call that its seccomp filter forbids: {name}(");
         wait_until(&named, || guest.stderr().contains(&named));
     }
@@ -104,9 +112,12 @@ fn vm_goes_on_without_its_opener_and_a_killed_one_leaves_no_process() {
     let scratch = Scratch::new();
     let mut guest = Boot::small("count").start();
     guest.next_number("count");
-    let beside = children_of(guest.pid());
-    let names: Vec<_> = beside.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["volt-opener", "volt-starter"]);
+    let mut beside = Vec::new();
+    wait_until("there are an opener and a starter", || {
+        beside = children_of(guest.pid());
+        let names: Vec<_> = beside.iter().map(|(name, _)| name.as_str()).collect();
+        names == ["volt-opener", "volt-starter"]
+    });
     let opener = rustix::process::Pid::from_raw(beside[0].1).unwrap();
     rustix::process::kill_process(opener, rustix::process::Signal::KILL).unwrap();
     let refused = guest.try_snapshot(&scratch.path("snapshot"));
@@ -117,4 +128,24 @@ fn vm_goes_on_without_its_opener_and_a_killed_one_leaves_no_process() {
     for (name, pid) in beside {
         wait_until(&format!("{name} is gone"), || !std::fs::exists(format!("/proc/{pid}")).unwrap());
     }
+}
+
+#[test]
+fn second_signal_ends_a_vm_whose_opener_hangs() {
+    needs!(kvm);
+    use rustix::process::{Pid, Signal, kill_process};
+    let mut guest = Boot::small("count").start();
+    guest.next_number("count");
+    let opener = Pid::from_raw(opener_of(&guest)).unwrap();
+    // As if a file system did not answer.
+    kill_process(opener, Signal::STOP).unwrap();
+    guest.signal(Signal::TERM);
+    wait_until("the first signal is received", || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", guest.pid())).unwrap();
+        status.lines().any(|line| line == "ShdPnd:\t0000000000000000")
+    });
+    guest.signal(Signal::TERM);
+    let outcome = guest.wait_exit();
+    kill_process(opener, Signal::CONT).unwrap();
+    assert_eq!(outcome.status, 128 + Signal::TERM.as_raw(), "{outcome:?}");
 }

@@ -45,6 +45,8 @@ fn is_passing(error: &io::Error) -> bool {
 /// A request. Its descriptors lie beside it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
+    /// Has an answer and no effect.
+    Greet,
     /// Makes a call. Without a path, that of the file beside it.
     Make { path: PathText, call: PathCall },
     /// Allows connections to `PATH_N`. The directory lies beside it if it was checked.

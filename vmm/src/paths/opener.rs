@@ -2,7 +2,7 @@
 //! sockets, and starts other programs.
 //!
 //! ```text
-//!   start of the process: fork ──────────────> waits for requests
+//!   start of the process: fork ──────────────> sleeps until a request has an answer
 //!   confined thread: Make(open, PATH) ───────> open PATH             ──> descriptor
 //!   before the guest runs: Allow(PATH) ──> 0 ── Seal          (no other socket or program from here on)
 //!   device thread: Connect(0, N) ────────────> open PATH_N, check it, connect ──> descriptor
@@ -24,9 +24,9 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, Once, OnceLock};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
 
 use super::call::{self, PathCall};
 use super::channel::{self, Channel};
@@ -43,6 +43,18 @@ use crate::sync::lock;
 struct Beside {
     opener: Mutex<Channel>,
     starter: Mutex<Channel>,
+    /// The socket that wakes them at the first request with an answer. Others wait in theirs until then.
+    wake: OwnedFd,
+    woken: Once,
+}
+
+impl Beside {
+    fn wake(&self) {
+        self.woken.call_once(|| {
+            // Where they have ended, the request fails.
+            let _ = rustix::net::send(&self.wake, &[0], SendFlags::NOSIGNAL);
+        });
+    }
 }
 
 /// Those of this process, once they were started.
@@ -59,15 +71,26 @@ pub(crate) fn start(duties: &Duties<'_>) -> Result<()> {
         pair.map_err(|errno| failed(errno.into()))
     };
     let ((opener, far_opener), (starter, far_starter)) = (pair()?, pair()?);
+    let (wake, far_wake) = pair()?;
+    let ends = serve::Ends { opener: far_opener, starter: far_starter, wake: far_wake };
     // SAFETY: the process has one thread, so no lock of the heap is held in the child.
     match unsafe { libc::fork() } {
         -1 => return Err(failed(io::Error::last_os_error())),
-        0 => serve::run(&far_opener, &far_starter, duties),
+        0 => serve::run(&ends, duties),
         _ => {}
     }
     let [opener, starter] = [opener, starter].map(|socket| Mutex::new(Channel::new(socket)));
-    let _ = BESIDE.set(Beside { opener, starter });
+    let _ = BESIDE.set(Beside { opener, starter, wake, woken: Once::new() });
     Ok(())
+}
+
+/// Wakes the opener and the starter. Returns once they are confined, or have ended.
+pub(crate) fn greet() {
+    let Some(processes) = BESIDE.get() else { return };
+    processes.wake();
+    for process in [&processes.opener, &processes.starter] {
+        let _ = lock(process).ask(&Request::Greet, &[]);
+    }
 }
 
 /// Whether the process has an opener.
@@ -208,6 +231,7 @@ pub(super) fn detach(pid: u32) -> io::Result<()> {
 
 fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<OwnedFd>)> {
     let processes = BESIDE.get().ok_or_else(channel::ended)?;
+    processes.wake();
     let mut channel = match request {
         Request::Start(_)
         | Request::StatusOf { .. }

@@ -6,10 +6,14 @@
 //! ```
 //!
 //! Programs inherit filters, and passt could not live with them. The starter therefore has none, and does
-//! nothing else. The clone costs the VM's process no time.
+//! nothing else.
+//!
+//! A new VM makes no request before its guest runs in most cases. The opener sleeps until the first one, or for
+//! some milliseconds, and then confines itself and makes the starter: its work beside that of a restore made the
+//! restore slower.
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
@@ -32,10 +36,14 @@ type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
 /// Numbers of the sockets, after the standard streams.
 const OPENER: i32 = 3;
 const STARTER: i32 = 4;
+/// The name of the opener.
+const OPENER_NAME: &CStr = c"volt-opener";
+/// The socket that wakes the opener.
+const WAKE: i32 = 5;
 
 /// The duties of the processes beside the VM's.
 pub(crate) struct Duties<'a> {
-    /// Called by both first.
+    /// Called by the opener first. The starter inherits its effect.
     pub harden: fn() -> Result<()>,
     /// Called by the opener before it serves.
     pub confine: fn(),
@@ -49,16 +57,28 @@ pub(crate) struct Duties<'a> {
     pub these_programs_only: bool,
 }
 
+/// The descriptors of the opener and the starter.
+pub(super) struct Ends {
+    /// The socket of the opener.
+    pub opener: OwnedFd,
+    /// The socket of the starter.
+    pub starter: OwnedFd,
+    /// A socket with a message once there is a request.
+    pub wake: OwnedFd,
+}
+
 /// Runs the opener and the starter. The process was forked just now, and has one thread.
-pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, duties: &Duties<'_>) -> ! {
+pub(super) fn run(ends: &Ends, duties: &Duties<'_>) -> ! {
     let &Duties { harden, confine, bounds, bound, programs, these_programs_only } = duties;
-    occupy_low_numbers(opener, starter);
+    occupy_low_numbers(ends);
     block_signals();
     if let Err(error) = harden() {
         log::error!("the process that opens files ends: {}", report(&error));
         // SAFETY: ends the process without the handlers that its parent registered.
         unsafe { libc::_exit(1) }
     }
+    let _ = rustix::thread::set_name(OPENER_NAME);
+    sleep_until_woken();
     // SAFETY: this process has one thread, so no lock is held in the child. Without CLONE_VM it runs on its
     // own copy of the stack.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_PARENT | libc::SIGCHLD, 0, 0, 0, 0) };
@@ -66,7 +86,7 @@ pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, duties: &Duties<'_>) -> !
         rename(holders::STARTER);
         serve_and_exit(STARTER, OPENER, Starter::new(Started::allowing(programs, these_programs_only)));
     }
-    rename("volt-opener");
+    rename(OPENER_NAME);
     confine();
     let rules = Rules::new(bounds);
     bounds.iter().filter(|bounds| bounds.from_start).for_each(|bounds| bound(bounds));
@@ -74,17 +94,17 @@ pub(super) fn run(opener: &OwnedFd, starter: &OwnedFd, duties: &Duties<'_>) -> !
     serve_and_exit(OPENER, STARTER, Opener { rules, bounds, bound });
 }
 
-/// Leaves the two sockets open, and standard error. A descriptor of the VM would stay open after the VM.
-fn occupy_low_numbers(opener: &OwnedFd, starter: &OwnedFd) {
-    /// Above both numbers.
-    const ABOVE: i32 = STARTER + 1;
-    // SAFETY: the child owns copies of all descriptors, and uses none but these. The sockets are not used
-    // under their old numbers afterwards. /dev/null keeps files from the numbers of the standard streams.
+/// Leaves the three descriptors open, and standard error. A descriptor of the VM would stay open after the VM.
+fn occupy_low_numbers(Ends { opener, starter, wake }: &Ends) {
+    /// Above all three numbers.
+    const ABOVE: i32 = WAKE + 1;
+    // SAFETY: the child owns copies of all descriptors, and uses none but these. They are not used under their
+    // old numbers afterwards. /dev/null keeps files from the numbers of the standard streams.
     unsafe {
-        let above = |socket: &OwnedFd| libc::fcntl(socket.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE);
-        let (opener, starter) = (above(opener), above(starter));
-        libc::dup3(opener, OPENER, libc::O_CLOEXEC);
-        libc::dup3(starter, STARTER, libc::O_CLOEXEC);
+        let above = |end: &OwnedFd| libc::fcntl(end.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE);
+        for (copy, number) in [opener, starter, wake].map(above).into_iter().zip([OPENER, STARTER, WAKE]) {
+            libc::dup3(copy, number, libc::O_CLOEXEC);
+        }
         libc::syscall(libc::SYS_close_range, ABOVE, libc::c_uint::MAX, 0);
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
         libc::dup2(null, 0);
@@ -93,15 +113,32 @@ fn occupy_low_numbers(opener: &OwnedFd, starter: &OwnedFd) {
     }
 }
 
+/// Sleeps until there is a request, at most as long as a restore takes. Ends this process if the VM's has ended
+/// before.
+fn sleep_until_woken() {
+    /// In milliseconds.
+    const LONGEST: i32 = 20;
+    // SAFETY: `WAKE` is open since `occupy_low_numbers` and not used afterwards. poll(2) reads and writes one
+    // entry, and read(2) writes one byte.
+    unsafe {
+        let mut entry = libc::pollfd { fd: WAKE, events: libc::POLLIN, revents: 0 };
+        let mut byte = 0_u8;
+        if libc::poll(&raw mut entry, 1, LONGEST) > 0 && libc::read(WAKE, (&raw mut byte).cast(), 1) < 1 {
+            libc::_exit(0);
+        }
+        libc::close(WAKE);
+    }
+}
+
 /// Names this process in `/proc/self/comm` and `/proc/self/cmdline`, so that whoever looks for a VM by its
 /// arguments finds one process.
-fn rename(name: &str) {
-    let _ = rustix::thread::set_name(&CString::new(name).unwrap_or_default());
+fn rename(name: &CStr) {
+    let _ = rustix::thread::set_name(name);
     let Some((start, end)) = place_of_arguments() else { return };
     // SAFETY: the kernel put the arguments there, and nothing reads them in this process.
     let arguments = unsafe { slice::from_raw_parts_mut(start as *mut u8, end - start) };
     arguments.fill(0);
-    arguments.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte);
+    arguments.iter_mut().zip(name.to_bytes()).for_each(|(to, byte)| *to = *byte);
 }
 
 /// Returns where the process's arguments start and end in memory (`arg_start` and `arg_end` of
@@ -192,6 +229,7 @@ impl Starter {
 impl Server for Starter {
     fn answer(&mut self, request: Request, beside: Vec<OwnedFd>) -> Answered {
         match request {
+            Request::Greet => Ok(Some((Answer::Done, None))),
             Request::Start(start) => {
                 let (pid, handle) = self.programs.start(start, beside)?;
                 Ok(Some((Answer::Started { pid }, Some(handle))))
@@ -248,6 +286,7 @@ struct Opener<'a> {
 impl Server for Opener<'_> {
     fn answer(&mut self, request: Request, beside: Vec<OwnedFd>) -> Answered {
         match request {
+            Request::Greet => Ok(Some((Answer::Done, None))),
             Request::Make { path, call } => {
                 answer_call(&mut self.rules, path.into(), call, beside.first()).map(Some)
             }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use serde::Serialize;
 
 use super::{CONFINED, ThreadKind, landlock};
+use crate::paths::opener;
 
 /// No thread of the kind was confined.
 const UNKNOWN: u8 = 0;
@@ -36,10 +37,11 @@ pub struct InForce {
     pub kinds: Vec<KindInForce>,
 }
 
-/// Returns the confinement in force for this process.
+/// Returns the confinement in force for this process. The processes beside it are confined afterwards.
 #[must_use]
 pub fn in_force() -> InForce {
     let Some(confined) = CONFINED.get() else { return InForce::default() };
+    opener::greet();
     let found = |kind: ThreadKind| match IN_DOMAIN[kind as usize].load(Ordering::Relaxed) {
         UNKNOWN => None,
         in_domain => Some(KindInForce { kind: kind.name(), landlock: in_domain == YES }),
