@@ -26,7 +26,8 @@ target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target/clients/bin"
 target=$(cd "$target/clients" && pwd)
 # cgo would take glibc's resolver, which no client needs.
-(cd tests/clients/go && CGO_ENABLED=0 GOFLAGS="-buildvcs=false -mod=readonly" go build -o "$target/bin/go-sdk" .) >&2
+export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -mod=readonly"
+(cd tests/clients/go && go build -o "$target/bin/go-sdk" .) >&2
 cargo build --quiet --locked --manifest-path tests/clients/fctools/Cargo.toml --target-dir "$target" >&2
 ln -sf "$target/x86_64-unknown-linux-musl/debug/volt-fctools" "$target/bin/volt-fctools"
 echo "$target/bin"

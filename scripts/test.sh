@@ -47,9 +47,9 @@ The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none
 A whole-program test that fails runs once more, alone, and is reported as a flake if it then passes. It counts
 as failed. JUnit reports of the whole-program tests are in target/junit.
 
-  -k NAME           run only the tests of unit, small, faults, clients and linux whose names contain NAME,
-                    and build first what they need and what has changed, without optimisation; an error if no name
-                    contains it. Documentation tests and fuzzing are left out. On two processors: 2 s
+  -k NAME           run only the tests of unit, small, faults, clients and linux whose names contain NAME, and
+                    build first what they need and what has changed, without optimisation; an error if no
+                    name contains it. Documentation tests and fuzzing are left out. On two processors: 2 s
                     where nothing has changed, 15 s after a change in vmm (20 s more for unit tests), and
                     12 s for the lab that Linux tests boot, one for all of them. It installs nothing
   --yes             run Rust's own installer without a question if the distribution has no package rustup

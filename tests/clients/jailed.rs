@@ -1,5 +1,5 @@
-//! A client of Firecracker starts `volt-vmm jailer`, finds the API and the files that it linked into the jail,
-//! boots a VM that writes to its disk, ends it and removes the jail.
+//! A client of Firecracker starts `volt-vmm jailer`, finds the API, boots a VM with files that it linked into
+//! the jail, ends it and removes the jail.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -43,7 +43,9 @@ impl Files {
         command.env("VOLT_VMM", binary()).env("VOLT_JAILER", self.scratch.path("jailer"));
         command.env("VOLT_BASE", self.jails()).env("VOLT_ID", &self.id);
         command.env("VOLT_USER", USER.to_string()).env("VOLT_GROUP", GROUP.to_string());
-        command.env("VOLT_KERNEL", self.scratch.path("vmlinux")).env("VOLT_DISK", self.scratch.path("disk.img"));
+        command
+            .env("VOLT_KERNEL", self.scratch.path("vmlinux"))
+            .env("VOLT_DISK", self.scratch.path("disk.img"));
         // The SDK shuffles words.
         command.env("VOLT_BOOT_ARGS", "disk");
         let done = output(&mut command);
@@ -67,9 +69,8 @@ impl Files {
 
 /// Processes whose root directory lies in this one.
 fn processes_in(directory: &Path) -> Vec<String> {
-    let is_in = |id: &String| {
-        fs::read_link(format!("/proc/{id}/root")).is_ok_and(|root| root.starts_with(directory))
-    };
+    let is_in =
+        |id: &String| fs::read_link(format!("/proc/{id}/root")).is_ok_and(|root| root.starts_with(directory));
     list("/proc".as_ref()).into_iter().filter(is_in).collect()
 }
 
@@ -103,7 +104,8 @@ fn go_sdk_boots_and_ends_a_vm_in_a_jail() {
 #[test]
 fn go_sdk_keeps_a_jail_on_a_numa_node() {
     needs!(kvm, root, clients);
-    let (Ok(processors), true) = (fs::read_to_string(NODE), Path::new(CPUSET).join("cpuset.cpus").exists()) else {
+    let (Ok(processors), true) = (fs::read_to_string(NODE), Path::new(CPUSET).join("cpuset.cpus").exists())
+    else {
         return volt_tests::need::skip("no NUMA node, or no cpusets of version 1 here");
     };
     let files = Files::new();

@@ -59,7 +59,8 @@ impl Jails {
         let mut left = vec![self.path(inside)];
         while let Some(path) = left.pop() {
             let (user, group) = (Uid::from_raw(USER), Gid::from_raw(GROUP));
-            chownat(CWD, &path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW).expect("change the owner");
+            chownat(CWD, &path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)
+                .expect("change the owner");
             left.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
         }
     }
@@ -93,7 +94,8 @@ impl Jails {
     #[must_use]
     pub fn start(&self, options: &[&str], arguments: &[&str], line: &str) -> Jailed {
         let mut command = self.jailer(options, arguments);
-        let mut jailer = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("start the jailer");
+        let mut jailer =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("start the jailer");
         let mut lines = BufReader::new(jailer.stdout.take().expect("a pipe")).lines();
         let mut jailed = Jailed { pid: None, jailer: Some(jailer) };
         assert!(lines.any(|found| found.is_ok_and(|found| found.starts_with(line))), "no line with {line}");

@@ -43,7 +43,8 @@ pub fn clients_directory() -> PathBuf {
 /// Programs that use clients of Firecracker.
 #[must_use]
 pub fn clients() -> Option<String> {
-    let missing = ["go-sdk", "volt-fctools"].into_iter().find(|name| !clients_directory().join(name).exists());
+    let missing =
+        ["go-sdk", "volt-fctools"].into_iter().find(|name| !clients_directory().join(name).exists());
     missing.map(|name| format!("no {name} in VOLT_CLIENTS: scripts/clients.sh builds it"))
 }
 

@@ -132,7 +132,8 @@ func main() {
 	}
 	// The module leaves the jail to its user.
 	config := machine.Cfg.JailerCfg
-	if err := os.RemoveAll(filepath.Join(config.ChrootBaseDir, filepath.Base(config.ExecFile), config.ID)); err != nil {
+	jail := filepath.Join(config.ChrootBaseDir, filepath.Base(config.ExecFile), config.ID)
+	if err := os.RemoveAll(jail); err != nil {
 		fail(err)
 	}
 }

@@ -43,7 +43,8 @@ fn jailed_guest_runs_as_another_user_in_a_root_of_its_own() {
     assert_eq!(status(pid, "CapEff"), ["0000000000000000"]);
     let seen = PathBuf::from(format!("/proc/{pid}/root"));
     let name = binary().file_name().unwrap().to_str().unwrap().to_owned();
-    let expected = [&name, &format!("{name}.pid"), "guest.elf", "dev", "proc", "run", "tmp"].map(str::to_owned);
+    let expected =
+        [&name, &format!("{name}.pid"), "guest.elf", "dev", "proc", "run", "tmp"].map(str::to_owned);
     assert_eq!(entries(&seen), expected.into());
     assert_eq!(entries(&jails.root()), entries(&seen));
     for device in ["dev/kvm", "dev/net/tun", "dev/null", "dev/urandom", "dev/userfaultfd"] {

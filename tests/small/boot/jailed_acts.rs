@@ -12,6 +12,7 @@ use rustix::thread::{
     LinkNameSpaceType, UnshareFlags, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid, unshare_unsafe,
 };
+use serde_json::{Value, json};
 use volt_tests::jails::USER;
 use volt_tests::{Jails, limited, needs, rest, vsock};
 
@@ -64,10 +65,9 @@ impl Jailed {
 
     /// Forks a child `NAME.sock` in the jail's `/run`, with a vsock socket of its own, and ends it.
     fn forks(&self, name: &str) {
-        let child = format!(
-            r#"{{"children":[{{"api_socket":"/run/{name}.sock","overrides":{{"vsock":{{"socket":"/run/{name}"}}}}}}]}}"#
-        );
-        self.ask("/run/vm.sock", "POST", "/v1/vm/fork", &child);
+        let overrides = json!({"vsock": {"socket": format!("/run/{name}")}});
+        let child = json!({"api_socket": format!("/run/{name}.sock"), "overrides": overrides});
+        self.ask("/run/vm.sock", "POST", "/v1/vm/fork", &json!({"children": [child]}).to_string());
         self.meets_guest(&format!("/run/{name}"));
         self.ask(&format!("/run/{name}.sock"), "PUT", "/v1/stop", "");
     }
@@ -96,7 +96,7 @@ fn jailed_vm_takes_snapshots_forks_and_meets_its_host() {
         vm.snapshot("/run/vm.sock", r#""snapshot_path":"/run/diff","snapshot_type":"Diff""#);
         vm.snapshot("/run/vm.sock", r#""snapshot_path":"/run/live","max_pause_ms":1000"#);
         let memory = vm.ask("/run/vm.sock", "GET", "/v1/vm/memory", "");
-        let memory: serde_json::Value = serde_json::from_str(&memory).unwrap();
+        let memory: Value = serde_json::from_str(&memory).unwrap();
         assert!(memory["base_bytes"].as_u64().is_some_and(|base| base > 0), "{memory}");
         vm.meets_guest("/run/vsock");
         vm.forks("child");

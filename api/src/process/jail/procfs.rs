@@ -81,7 +81,10 @@ impl ProcFiles {
 }
 
 /// Makes a file system that is mounted nowhere yet.
-fn new_mount(kind: &std::ffi::CStr, options: &[(&std::ffi::CStr, &std::ffi::CStr)]) -> Result<OwnedFd, Errno> {
+fn new_mount(
+    kind: &std::ffi::CStr,
+    options: &[(&std::ffi::CStr, &std::ffi::CStr)],
+) -> Result<OwnedFd, Errno> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {
         fsconfig_set_string(context.as_fd(), *key, *value)?;

@@ -44,7 +44,8 @@ fn variable(name: &str) -> Result<String, Box<dyn Error>> {
 }
 
 fn jailer_arguments() -> Result<JailerArguments, Box<dyn Error>> {
-    let arguments = JailerArguments::new(VmmId::new(variable("VOLT_ID")?)?).chroot_base_dir(variable("VOLT_BASE")?);
+    let arguments =
+        JailerArguments::new(VmmId::new(variable("VOLT_ID")?)?).chroot_base_dir(variable("VOLT_BASE")?);
     env::args().skip(1).try_fold(arguments, |arguments, option| match option.split_once('=') {
         None if option == "daemonize" => Ok(arguments.daemonize()),
         None if option == "new-pid-ns" => Ok(arguments.exec_in_new_pid_ns()),
@@ -103,12 +104,17 @@ async fn guest_writes() -> Result<(), Box<dyn Error>> {
         }
         Ok::<_, std::io::Error>(())
     };
-    Ok(tokio::time::timeout(PATIENCE, written).await.map_err(|_| "the guest writes nothing to its disk")??)
+    Ok(tokio::time::timeout(PATIENCE, written)
+        .await
+        .map_err(|_| "the guest writes nothing to its disk")??)
 }
 
 async fn end(vm: &mut JailedVm) -> Result<(), Box<dyn Error>> {
-    let action =
-        VmShutdownAction { method: VmShutdownMethod::PauseThenKill, timeout: Some(PATIENCE), graceful: false };
+    let action = VmShutdownAction {
+        method: VmShutdownMethod::PauseThenKill,
+        timeout: Some(PATIENCE),
+        graceful: false,
+    };
     let outcome = vm.shutdown([action]).await?;
     println!("ended: {:?}", outcome.exit_status);
     Ok(vm.cleanup().await?)
