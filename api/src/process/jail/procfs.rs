@@ -10,6 +10,7 @@
 //! The whole of procfs would show other tenants' load to the jail's user, and offer the host's settings
 //! (`/proc/sys`) to one with the number 0.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -50,22 +51,10 @@ impl ProcFiles {
     }
 
     /// Mounts `/proc` in this process's root, which is the jail's. Processes are those of its pid namespace.
-    /// A host without procfs for it leaves the jail without `/proc`, and a message says so.
     ///
     /// # Errors
     /// `/proc` in the jail is no directory, or the host refuses.
     pub(super) fn mount(&self) -> Result<(), Failure> {
-        // The keys are those of Linux 5.8. An older kernel would change the host's own /proc by hidepid.
-        let processes = match new_mount(c"proc", &[(c"hidepid", c"ptraceable"), (c"subset", c"pid")]) {
-            Ok(processes) => processes,
-            Err(errno) => {
-                eprintln!(
-                    "volt-vmm: the jail has no /proc, so its VM takes no snapshots and does not fork: this \
-                     host mounts no procfs with hidepid=ptraceable and subset=pid: {errno}"
-                );
-                return Ok(());
-            }
-        };
         let mount = || {
             let tmpfs = new_mount(c"tmpfs", &[(c"mode", c"555"), (c"size", c"64k")])?;
             place(tmpfs.as_fd(), own_directory()?.as_fd())?;
@@ -73,18 +62,16 @@ impl ProcFiles {
             for (name, content) in &self.0 {
                 write(tmpfs.as_fd(), name, content)?;
             }
-            place(processes.as_fd(), directory(tmpfs.as_fd(), PROCESSES)?.as_fd())?;
-            Ok(())
+            // With hidepid=invisible, a user of the group 0 would see all processes.
+            let processes = new_mount(c"proc", &[(c"hidepid", c"ptraceable"), (c"subset", c"pid")])?;
+            Ok(place(processes.as_fd(), directory(tmpfs.as_fd(), PROCESSES)?.as_fd())?)
         };
         mount().map_err(|source: io::Error| Failure::system("mount /proc in the jail", source))
     }
 }
 
 /// Makes a file system that is mounted nowhere yet.
-fn new_mount(
-    kind: &std::ffi::CStr,
-    options: &[(&std::ffi::CStr, &std::ffi::CStr)],
-) -> Result<OwnedFd, Errno> {
+fn new_mount(kind: &CStr, options: &[(&CStr, &CStr)]) -> Result<OwnedFd, Errno> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {
         fsconfig_set_string(context.as_fd(), *key, *value)?;
