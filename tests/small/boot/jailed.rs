@@ -107,6 +107,19 @@ fn daemon_in_a_pid_namespace_serves_its_api_and_its_pid_file_names_it() {
 }
 
 #[test]
+fn jailer_whose_session_began_outside_its_pid_namespace_makes_one() {
+    needs!(kvm, root);
+    let jails = Jails::new();
+    let jailer = jails.jailer(&["--new-pid-ns"], &["--api-sock", "/run/api.socket"]);
+    // The number of the session is 0 there. The end of the shell, the first process, is that of the others.
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "sh", "-c", "\"$@\"; exit $?", "sh"]);
+    command.arg(jailer.get_program()).args(jailer.get_args());
+    let done = output(&mut command);
+    assert!(done.status.success() && jails.pid_file().exists(), "{done:?}");
+}
+
+#[test]
 fn jailed_guest_is_in_the_control_group_with_the_given_limit() {
     needs!(kvm, root);
     let has_pids = |(_, mount): &&(&str, &str)| {
