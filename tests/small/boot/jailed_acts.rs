@@ -73,10 +73,10 @@ impl Jailed {
     }
 }
 
-fn boot(options: &[&str]) -> Jailed {
+fn boot(options: &[&str], more: &[&str]) -> Jailed {
     let jails = Jails::new();
     File::create(jails.path("/disk.img")).unwrap().set_len(1 << 20).unwrap();
-    let jailed = jails.start(options, &RUN, "cid 5");
+    let jailed = jails.start(options, &[&RUN, more].concat(), "cid 5");
     Jailed { jails, jailed }
 }
 
@@ -90,8 +90,11 @@ fn carry(from: &Jails, to: &Jails, name: &str) {
 #[test]
 fn jailed_vm_takes_snapshots_forks_and_meets_its_host() {
     needs!(kvm, root);
-    for options in PID_NAMESPACES {
-        let vm = boot(options);
+    let strict: &[&str] = &["--confine", "strict", "--allow-path", "/run"];
+    for (options, more) in
+        PID_NAMESPACES.into_iter().map(|options| (options, &[][..])).chain([(&[][..], strict)])
+    {
+        let vm = boot(options, more);
         vm.snapshot("/run/vm.sock", r#""snapshot_path":"/run/full""#);
         vm.snapshot("/run/vm.sock", r#""snapshot_path":"/run/diff","snapshot_type":"Diff""#);
         vm.snapshot("/run/vm.sock", r#""snapshot_path":"/run/live","max_pause_ms":1000"#);
@@ -111,7 +114,7 @@ fn jailed_vm_takes_snapshots_forks_and_meets_its_host() {
 #[test]
 fn snapshot_of_a_jail_restores_in_another_with_each_pager() {
     needs!(kvm, root, page_faults);
-    let first = boot(&[]);
+    let first = boot(&[], &[]);
     first.snapshot("/run/vm.sock", r#""snapshot_path":"/run/raw""#);
     first.snapshot("/run/vm.sock", r#""snapshot_path":"/run/packed","compress":"lz4""#);
     for (name, pager) in [("raw", "own"), ("packed", "own"), ("packed", "shared")] {
@@ -136,7 +139,7 @@ fn snapshot_of_a_jail_restores_in_another_with_each_pager() {
 #[test]
 fn killed_jails_socket_is_replaced_by_the_next_vm_of_the_jail() {
     needs!(kvm, root);
-    let Jailed { jails, jailed } = boot(&[]);
+    let Jailed { jails, jailed } = boot(&[], &[]);
     drop(jailed);
     assert!(jails.path("/run/vm.sock").exists() && jails.path("/run/vsock").exists());
     // A client may keep the jail's files, and remove what the jailer made.
