@@ -120,6 +120,38 @@ impl Jails {
     }
 }
 
+/// A process beside a jail, which sleeps. Drop ends it.
+#[derive(Debug)]
+pub struct Sleeper(Child);
+
+impl Sleeper {
+    /// Starts the process with changes to its command.
+    ///
+    /// # Panics
+    /// It does not start.
+    #[must_use]
+    pub fn start(change: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new("sleep");
+        // Without the streams of the test, whose reader would wait for the process if the test ended first.
+        command.arg("600").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        change(&mut command);
+        Self(command.spawn().expect("start sleep"))
+    }
+
+    /// Returns the number of the process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A program in a jail. Drop ends it.
 #[derive(Debug)]
 pub struct Jailed {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use volt_tests::jails::{GROUP, ID, USER};
+use volt_tests::jails::{GROUP, ID, Sleeper, USER};
 use volt_tests::program::binary;
 use volt_tests::{Jails, Network, needs, output, rest, wait_until};
 
@@ -75,11 +75,9 @@ fn daemon_in_a_pid_namespace_serves_its_api_and_its_pid_file_names_it() {
     needs!(kvm, root, network);
     let jails = Jails::new();
     let network = Network::new();
-    let mut sleep = Command::new("sleep");
-    network.namespace().apply(sleep.arg("600"));
     // The namespace of a process has a path.
-    let mut sleeper = sleep.spawn().unwrap();
-    let path = format!("/proc/{}/ns/net", sleeper.id());
+    let sleeper = Sleeper::start(|command| network.namespace().apply(command));
+    let path = format!("/proc/{}/ns/net", sleeper.pid());
     let options = ["--netns", &path, "--daemonize", "--new-pid-ns"];
     let daemon = jails.start_daemon(&options, &["--api-sock", "/run/api.socket"]);
     let pid = daemon.pid();
@@ -102,8 +100,6 @@ fn daemon_in_a_pid_namespace_serves_its_api_and_its_pid_file_names_it() {
     }
     let (_, state) = rest::ask(&socket, "GET", "/", "");
     assert!(state.contains("\"state\":\"Running\""), "{state}");
-    sleeper.kill().unwrap();
-    sleeper.wait().unwrap();
 }
 
 #[test]

@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use rustix::process::{Gid, Uid};
 use rustix::thread::{
@@ -13,7 +14,7 @@ use rustix::thread::{
     set_thread_res_uid, unshare_unsafe,
 };
 use serde_json::{Value, json};
-use volt_tests::jails::USER;
+use volt_tests::jails::{Sleeper, USER};
 use volt_tests::{Jails, limited, needs, rest, vsock};
 
 /// Guest and devices of the VM, which a restore needs too.
@@ -177,18 +178,18 @@ fn processes(pid: u32, as_user: bool) -> BTreeSet<u32> {
 #[test]
 fn other_users_processes_and_the_hosts_settings_are_not_in_a_jails_proc() {
     needs!(kvm, root);
-    let mut other = Command::new("sleep");
-    std::os::unix::process::CommandExt::uid(&mut other, USER + 1);
-    let mut other = other.arg("600").stdin(Stdio::null()).spawn().unwrap();
+    let other = Sleeper::start(|command| {
+        command.uid(USER + 1);
+    });
     for options in PID_NAMESPACES {
         let jails = Jails::new();
         let jailed = jails.boot(options);
         let (as_root, as_user) = (processes(jailed.pid(), false), processes(jailed.pid(), true));
         // Root sees all of the pid namespace, which shows that the list is one.
-        let known = if options.is_empty() { other.id() } else { 1 };
+        let known = if options.is_empty() { other.pid() } else { 1 };
         assert!(as_root.contains(&known), "{options:?}: {as_root:?}");
-        assert_eq!(as_root.contains(&other.id()), options.is_empty(), "{options:?}: {as_root:?}");
-        let hidden = [1, other.id(), jailed.pid()];
+        assert_eq!(as_root.contains(&other.pid()), options.is_empty(), "{options:?}: {as_root:?}");
+        let hidden = [1, other.pid(), jailed.pid()];
         assert!(hidden.iter().all(|pid| !as_user.contains(pid)), "{options:?}: {as_user:?}");
         let own = std::process::id();
         assert!(as_user.iter().all(|pid| *pid == own), "{options:?}: {as_user:?}");
@@ -198,6 +199,9 @@ fn other_users_processes_and_the_hosts_settings_are_not_in_a_jails_proc() {
             names.collect::<Result<BTreeSet<_>, _>>().unwrap()
         };
         assert_eq!(names(&proc), ["cpuinfo", "processes", "self", "sys"].map(str::to_owned).into());
+        let mut others = names(&proc.join("processes"));
+        others.retain(|name| name.parse::<u32>().is_err());
+        assert_eq!(others, ["self", "thread-self"].map(str::to_owned).into(), "{options:?}");
         assert_eq!(names(&proc.join("sys/kernel")), ["random".to_owned()].into());
         let mounts = fs::read_to_string(format!("/proc/{}/mounts", jailed.pid())).unwrap();
         let options_of = |path: &str| {
@@ -213,6 +217,4 @@ fn other_users_processes_and_the_hosts_settings_are_not_in_a_jails_proc() {
         assert!(!of_host.contains(jails.base().to_str().unwrap()), "the host has the jail's mounts");
         drop(jailed);
     }
-    other.kill().unwrap();
-    other.wait().unwrap();
 }
