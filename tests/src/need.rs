@@ -2,6 +2,7 @@
 //! the tests whose needs are not met.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::Command;
 
 // For a lack that only the test itself can find.
@@ -31,6 +32,20 @@ pub fn assert_registered(name: &str, _need: fn() -> Option<String>) {
 pub fn kvm() -> Option<String> {
     let opened = File::options().read(true).write(true).open("/dev/kvm");
     opened.err().map(|error| format!("no /dev/kvm here ({error})"))
+}
+
+/// The directory of the programs that `scripts/clients.sh` builds.
+#[must_use]
+pub fn clients_directory() -> PathBuf {
+    std::env::var_os("VOLT_CLIENTS").map_or_else(PathBuf::new, PathBuf::from)
+}
+
+/// Programs that use clients of Firecracker.
+#[must_use]
+pub fn clients() -> Option<String> {
+    let missing =
+        ["go-sdk", "volt-fctools"].into_iter().find(|name| !clients_directory().join(name).exists());
+    missing.map(|name| format!("no {name} in VOLT_CLIENTS: scripts/clients.sh builds it"))
 }
 
 /// Root, with the right to make mount namespaces.

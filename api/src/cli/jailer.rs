@@ -17,6 +17,7 @@ const LONGEST_ID: usize = 64;
 /// Run volt-vmm in a jail, as Firecracker's jailer does: another user, a root directory of its own, control
 /// groups. Needs root
 #[derive(Debug, Args)]
+#[command(version)]
 pub(crate) struct Jailer {
     /// Name of the VM: letters, digits and hyphens
     #[arg(long, value_name = "NAME", value_parser = id)]

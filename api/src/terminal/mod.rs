@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
 use std::{panic, ptr, thread};
 
-use rustix::process::getpgrp;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 use volt_vmm::internal::{ThisThread, isolation};
 
@@ -41,8 +40,12 @@ pub(crate) fn is_terminal() -> bool {
 
 /// Says whether this process is in the terminal's foreground. A background job may not use the terminal.
 pub(crate) fn in_foreground() -> bool {
-    isolation::is_in_foreground()
-        .unwrap_or_else(|| tcgetpgrp(stdin()).is_ok_and(|foreground| foreground == getpgrp()))
+    isolation::is_in_foreground().unwrap_or_else(|| {
+        // SAFETY: the call returns a number. It is 0, and none for rustix, if the group's leader is in no pid
+        // namespace of this process.
+        let own = unsafe { libc::getpgrp() };
+        tcgetpgrp(stdin()).is_ok_and(|foreground| foreground.as_raw_nonzero().get() == own)
+    })
 }
 
 /// Sets raw mode. Does nothing without a terminal or in the background.

@@ -2,90 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
+use volt_tests::jails::{GROUP, ID, Sleeper, USER};
 use volt_tests::program::binary;
-use volt_tests::{Network, Scratch, needs, output, rest, wait_until};
+use volt_tests::{Jails, Network, needs, output, rest, wait_until};
 
-const USER: u32 = 61_234;
-const GROUP: u32 = 61_235;
-const ID: &str = "jail-1";
 /// Hierarchies of control groups with the controller `pids`, by version.
 const PIDS: [(&str, &str); 2] = [("1", "/sys/fs/cgroup/pids"), ("2", "/sys/fs/cgroup")];
-
-/// A directory of jails, with the files of one jail.
-struct Jails(Scratch);
-
-impl Jails {
-    /// Creates the directory of the jail's root, with the small guest in it.
-    fn new() -> Self {
-        let jails = Self(Scratch::new());
-        fs::create_dir_all(jails.root()).unwrap();
-        fs::copy(volt_tests::small_guest(), jails.root().join("guest.elf")).unwrap();
-        jails
-    }
-
-    fn root(&self) -> PathBuf {
-        self.0.directory().join(binary().file_name().unwrap()).join(ID).join("root")
-    }
-
-    /// Returns the path that the pid file has outside.
-    fn pid_file(&self) -> PathBuf {
-        let name = format!("{}.pid", binary().file_name().unwrap().to_str().unwrap());
-        self.root().join(name)
-    }
-
-    fn jailer(&self, options: &[&str], arguments: &[&str]) -> Command {
-        let mut command = Command::new(binary());
-        command.args(["jailer", "--id", ID, "--exec-file"]).arg(binary());
-        command.args(["--uid", &USER.to_string(), "--gid", &GROUP.to_string(), "--chroot-base-dir"]);
-        command.arg(self.0.directory()).args(options).arg("--").args(arguments);
-        command.env("VOLT_SECRET", "secret");
-        command
-    }
-
-    /// Boots a guest that counts, and waits until it does.
-    fn boot(&self, options: &[&str]) -> Jailed {
-        let guest = ["run", "--kernel", "/guest.elf", "--cmdline", "count", "--memory", "64M"];
-        let mut command = self.jailer(options, &guest);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let jailed = Jailed { child };
-        assert!(lines.any(|line| line.unwrap().starts_with("count ")), "the guest does not count");
-        jailed
-    }
-
-    fn pid(&self) -> u32 {
-        let read = || fs::read_to_string(self.pid_file()).unwrap_or_default().parse().ok();
-        wait_until("the pid file is written", || read().is_some());
-        read().unwrap()
-    }
-}
-
-/// The jailer, or the program that it became.
-struct Jailed {
-    child: Child,
-}
-
-impl Drop for Jailed {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A program that the jailer left running. Drop ends it.
-struct Daemon(u32);
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = Command::new("kill").args(["-KILL", &self.0.to_string()]).status();
-    }
-}
 
 /// Returns the words of a field of `/proc/PID/status`.
 fn status(pid: u32, field: &str) -> Vec<String> {
@@ -108,24 +35,25 @@ fn jailed_guest_runs_as_another_user_in_a_root_of_its_own() {
     needs!(kvm, root);
     let jails = Jails::new();
     let jailed = jails.boot(&["--resource-limit", "fsize=100000000"]);
-    let pid = jailed.child.id();
-    assert_eq!(jails.pid(), pid);
+    let pid = jailed.pid();
+    assert_eq!(jailed.jailer(), pid);
     assert_eq!(status(pid, "Uid"), vec![USER.to_string(); 4]);
     assert_eq!(status(pid, "Gid"), vec![GROUP.to_string(); 4]);
     assert!(status(pid, "Groups").is_empty());
     assert_eq!(status(pid, "CapEff"), ["0000000000000000"]);
     let seen = PathBuf::from(format!("/proc/{pid}/root"));
     let name = binary().file_name().unwrap().to_str().unwrap().to_owned();
-    let expected = [&name, &format!("{name}.pid"), "guest.elf", "dev", "run"].map(str::to_owned);
+    let expected =
+        [&name, &format!("{name}.pid"), "guest.elf", "dev", "proc", "run", "tmp"].map(str::to_owned);
     assert_eq!(entries(&seen), expected.into());
     assert_eq!(entries(&jails.root()), entries(&seen));
-    for device in ["dev/kvm", "dev/net/tun", "dev/urandom", "dev/userfaultfd"] {
+    for device in ["dev/kvm", "dev/net/tun", "dev/null", "dev/urandom", "dev/userfaultfd"] {
         let Ok(host) = fs::metadata(Path::new("/").join(device)) else { continue };
         let own = fs::metadata(jails.root().join(device)).unwrap();
         assert!(own.file_type().is_char_device() && own.rdev() == host.rdev(), "{device}");
         assert_eq!((own.uid(), own.gid(), own.mode() & 0o7777), (USER, GROUP, 0o600), "{device}");
     }
-    for directory in ["", "dev", "dev/net", "run"] {
+    for directory in ["", "dev", "dev/net", "run", "tmp"] {
         let own = fs::metadata(jails.root().join(directory)).unwrap();
         assert_eq!((own.uid(), own.gid(), own.mode() & 0o7777), (USER, GROUP, 0o700), "{directory}");
     }
@@ -147,17 +75,13 @@ fn daemon_in_a_pid_namespace_serves_its_api_and_its_pid_file_names_it() {
     needs!(kvm, root, network);
     let jails = Jails::new();
     let network = Network::new();
-    let mut sleep = Command::new("sleep");
-    network.namespace().apply(sleep.arg("600"));
     // The namespace of a process has a path.
-    let sleeper = Jailed { child: sleep.spawn().unwrap() };
-    let path = format!("/proc/{}/ns/net", sleeper.child.id());
+    let sleeper = Sleeper::start(|command| network.namespace().apply(command));
+    let path = format!("/proc/{}/ns/net", sleeper.pid());
     let options = ["--netns", &path, "--daemonize", "--new-pid-ns"];
-    let done = output(&mut jails.jailer(&options, &["--api-sock", "/run/api.socket"]));
-    assert!(done.status.success(), "{done:?}");
-    let pid = jails.pid();
-    let _daemon = Daemon(pid);
-    let socket = jails.root().join("run/api.socket");
+    let daemon = jails.start_daemon(&options, &["--api-sock", "/run/api.socket"]);
+    let pid = daemon.pid();
+    let socket = jails.path("/run/api.socket");
     wait_until("the API answers", || UnixStream::connect(&socket).is_ok());
     let (code, body) = rest::ask(&socket, "GET", "/", "");
     assert!(code == 200 && body.contains(&format!("\"id\":\"{ID}\"")), "{code} {body}");
@@ -174,12 +98,21 @@ fn daemon_in_a_pid_namespace_serves_its_api_and_its_pid_file_names_it() {
         let (code, body) = rest::ask(&socket, "PUT", path, body);
         assert_eq!(code, 204, "{path}: {body}");
     }
-    let is_running = || rest::ask(&socket, "GET", "/", "").1.contains("\"state\":\"Running\"");
-    assert!(is_running());
-    // The jail has no /proc.
-    let (code, body) = rest::ask(&socket, "PUT", "/snapshot/create", r#"{"snapshot_path":"/run/snapshot"}"#);
-    assert!(code == 400 && body.contains("/proc/self/pagemap"), "{code} {body}");
-    assert!(is_running() && !jails.root().join("run/snapshot").exists());
+    let (_, state) = rest::ask(&socket, "GET", "/", "");
+    assert!(state.contains("\"state\":\"Running\""), "{state}");
+}
+
+#[test]
+fn jailer_whose_session_began_outside_its_pid_namespace_makes_one() {
+    needs!(kvm, root);
+    let jails = Jails::new();
+    let jailer = jails.jailer(&["--new-pid-ns"], &["--api-sock", "/run/api.socket"]);
+    // The number of the session is 0 there. The end of the shell, the first process, is that of the others.
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "sh", "-c", "\"$@\"; exit $?", "sh"]);
+    command.arg(jailer.get_program()).args(jailer.get_args());
+    let done = output(&mut command);
+    assert!(done.status.success() && jails.pid_file().exists(), "{done:?}");
 }
 
 #[test]
@@ -200,7 +133,7 @@ fn jailed_guest_is_in_the_control_group_with_the_given_limit() {
     let group = Path::new(mount).join(&parent).join(ID);
     let held = fs::read_to_string(group.join("cgroup.procs")).unwrap();
     let limit = fs::read_to_string(group.join("pids.max")).unwrap();
-    let pid = jailed.child.id().to_string();
+    let pid = jailed.pid().to_string();
     drop(jailed);
     // An ended process can stay in its group for a moment.
     wait_until("the groups are removed", || {
@@ -243,11 +176,20 @@ fn refused_jail_names_the_option() {
 fn used_id_is_refused_and_a_link_in_the_jail_is_not_followed() {
     needs!(kvm, root);
     let jails = Jails::new();
-    let target = jails.0.path("target");
+    let target = jails.base().join("target");
     fs::write(&target, "of the host").unwrap();
     std::os::unix::fs::symlink(&target, jails.root().join(binary().file_name().unwrap())).unwrap();
     let failed = output(&mut jails.jailer(&[], &["run"]));
     let error = String::from_utf8(failed.stderr).unwrap();
     assert!(!failed.status.success() && error.contains("a jail of this --id exists"), "{error}");
     assert_eq!(fs::read_to_string(&target).unwrap(), "of the host");
+    fs::remove_file(jails.root().join(binary().file_name().unwrap())).unwrap();
+    let directory = jails.base().join("directory");
+    fs::create_dir(&directory).unwrap();
+    std::os::unix::fs::symlink(&directory, jails.path("/proc")).unwrap();
+    let before = fs::metadata(&directory).unwrap();
+    let failed = output(&mut jails.jailer(&[], &["run"]));
+    let error = String::from_utf8(failed.stderr).unwrap();
+    assert!(!failed.status.success() && error.contains("cannot mount /proc in the jail"), "{error}");
+    assert_eq!(fs::metadata(&directory).unwrap().mode(), before.mode());
 }

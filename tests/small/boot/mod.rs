@@ -4,6 +4,7 @@ mod confined;
 mod host_features;
 mod injected;
 mod jailed;
+mod jailed_acts;
 mod pausing;
 mod silence;
 mod strict;

@@ -15,9 +15,9 @@ use volt_vmm::internal::isolation::root;
 use crate::failure::Failure;
 
 /// Directories of a jail, which belong to its user.
-const DIRECTORIES: [&str; 4] = ["/", "/dev", "/dev/net", "/run"];
+const DIRECTORIES: [&str; 5] = ["/", "/dev", "/dev/net", "/run", "/tmp"];
 /// Devices of a jail.
-const DEVICES: [&str; 4] = ["/dev/net/tun", "/dev/kvm", "/dev/urandom", "/dev/userfaultfd"];
+const DEVICES: [&str; 5] = ["/dev/null", "/dev/net/tun", "/dev/kvm", "/dev/urandom", "/dev/userfaultfd"];
 
 /// The root directory of a jail.
 pub(super) struct JailDirectory {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use rustix::process::{Pid, Signal, getpid, getsid, kill_process, setsid};
+use rustix::process::{Pid, Signal, kill_process, setsid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
@@ -40,7 +40,7 @@ fn fork_and_exit() -> Result<(), Failure> {
 /// The host refuses.
 pub(super) fn into_pid_namespace(pid_file: &Path) -> Result<(), Failure> {
     // The end of a session's leader would send SIGHUP to the child.
-    let leads_session = getsid(None).is_ok_and(|session| session == getpid());
+    let leads_session = leads_session();
     // SAFETY: children enter the namespace. The memory of this process stays as it is.
     unsafe { unshare_unsafe(UnshareFlags::NEWPID) }
         .map_err(|source| Failure::system("make a pid namespace for --new-pid-ns", source))?;
@@ -56,6 +56,13 @@ pub(super) fn into_pid_namespace(pid_file: &Path) -> Result<(), Failure> {
             exit()
         }
     }
+}
+
+/// Whether the calling process leads its session. A session whose leader is in no pid namespace of this
+/// process has the number 0, which is none for rustix.
+fn leads_session() -> bool {
+    // SAFETY: the calls take and return numbers.
+    unsafe { libc::getsid(0) == libc::getpid() }
 }
 
 /// Forks this process, which has one thread. Returns the child in the parent.

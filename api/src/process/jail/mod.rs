@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   BASE/NAME/ID/root ── copy of the program ── limits ── control groups ── network namespace
-//!     ── root directory ── devices ── session ── pid namespace ── pid file ── user ── exec
+//!     ── root directory ── devices ── session ── pid namespace ── pid file ── /proc ── user ── exec
 //! ```
 //!
 //! The caller removes BASE/NAME/ID and the control groups once the program has ended.
@@ -12,6 +12,7 @@
 mod cgroups;
 mod directory;
 mod fork;
+mod procfs;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -28,6 +29,7 @@ use rustix::thread::{
 use cgroups::Placement;
 pub(crate) use cgroups::{CgroupFile, CgroupVersion};
 use directory::JailDirectory;
+use procfs::ProcFiles;
 
 use crate::failure::Failure;
 use std::os::fd::AsFd;
@@ -84,6 +86,7 @@ impl Jail {
             self.daemonize.then(|| File::options().read(true).write(true).open("/dev/null")).transpose();
         let null = null.map_err(|source| Failure::system("open /dev/null for --daemonize", source))?;
 
+        let proc_files = ProcFiles::read();
         let directory = JailDirectory::create(&base.join(&name).join(&self.id), self.owner)?;
         directory.copy_program(&program, &name)?;
         for (resource, limit) in &self.limits {
@@ -108,6 +111,7 @@ impl Jail {
         } else {
             directory::write_pid(&pid_file, std::process::id())?;
         }
+        proc_files.mount()?;
         self.become_owner()?;
         let error = Command::new(&program).args(self.all_arguments()).env_clear().exec();
         Err(Failure::system(format!("execute {} in the jail", program.display()), error))

@@ -1,0 +1,143 @@
+//! Boots a VM in a jail with the crate fctools, watches it work, ends it and removes the jail, by the crate's
+//! own means alone. `tests/clients/main.rs` starts it.
+//!
+//! ```text
+//!   volt-fctools [daemonize] [new-pid-ns] [files=LIMIT]
+//! ```
+//!
+//! Environment: `VOLT_VMM`, `VOLT_JAILER`, `VOLT_BASE` (directory of jails), `VOLT_ID`, `VOLT_USER`,
+//! `VOLT_GROUP`, `VOLT_KERNEL`, `VOLT_BOOT_ARGS`, and `VOLT_DISK`, to which the guest writes.
+
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fctools::process_spawner::DirectProcessSpawner;
+use fctools::runtime::tokio::TokioRuntime;
+use fctools::vm::api::VmApi;
+use fctools::vm::configuration::{InitMethod, VmConfiguration, VmConfigurationData};
+use fctools::vm::models::{BootSource, Drive, MachineConfiguration};
+use fctools::vm::shutdown::{VmShutdownAction, VmShutdownMethod};
+use fctools::vm::{Vm, VmState};
+use fctools::vmm::arguments::jailer::JailerArguments;
+use fctools::vmm::arguments::{VmmApiSocket, VmmArguments};
+use fctools::vmm::executor::jailed::{FlatVirtualPathResolver, JailedVmmExecutor};
+use fctools::vmm::id::VmmId;
+use fctools::vmm::installation::VmmInstallation;
+use fctools::vmm::ownership::VmmOwnershipModel;
+use fctools::vmm::resource::system::ResourceSystem;
+use fctools::vmm::resource::{MovedResourceType, ResourceType};
+
+type Resources = ResourceSystem<DirectProcessSpawner, TokioRuntime>;
+type Executor = JailedVmmExecutor<FlatVirtualPathResolver>;
+type JailedVm = Vm<Executor, DirectProcessSpawner, TokioRuntime>;
+
+/// Longest wait.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Place of the API's socket in the jail.
+const SOCKET: &str = "/run/api/fctools.sock";
+
+fn variable(name: &str) -> Result<String, Box<dyn Error>> {
+    env::var(name).map_err(|error| format!("{name}: {error}").into())
+}
+
+fn jailer_arguments() -> Result<JailerArguments, Box<dyn Error>> {
+    let arguments =
+        JailerArguments::new(VmmId::new(variable("VOLT_ID")?)?).chroot_base_dir(variable("VOLT_BASE")?);
+    env::args().skip(1).try_fold(arguments, |arguments, option| match option.split_once('=') {
+        None if option == "daemonize" => Ok(arguments.daemonize()),
+        None if option == "new-pid-ns" => Ok(arguments.exec_in_new_pid_ns()),
+        Some(("files", limit)) => Ok(arguments.max_fd_limit(limit.parse()?)),
+        _ => Err(format!("unknown argument {option}").into()),
+    })
+}
+
+/// The VM's configuration. Its files are linked into the jail.
+fn configuration(resources: &mut Resources) -> Result<VmConfiguration, Box<dyn Error>> {
+    let linked = ResourceType::Moved(MovedResourceType::HardLinked);
+    let data = VmConfigurationData {
+        boot_source: BootSource {
+            kernel_image: resources.create_resource(variable("VOLT_KERNEL")?, linked)?,
+            boot_args: Some(variable("VOLT_BOOT_ARGS")?),
+            initrd: None,
+        },
+        drives: vec![Drive {
+            drive_id: "disk".to_owned(),
+            is_root_device: false,
+            cache_type: None,
+            partuuid: None,
+            is_read_only: Some(false),
+            block: Some(resources.create_resource(variable("VOLT_DISK")?, linked)?),
+            rate_limiter: None,
+            io_engine: None,
+            socket: None,
+        }],
+        pmem_devices: Vec::new(),
+        machine_configuration: MachineConfiguration {
+            vcpu_count: 1,
+            mem_size_mib: 64,
+            smt: None,
+            track_dirty_pages: None,
+            huge_pages: None,
+        },
+        cpu_template: None,
+        network_interfaces: Vec::new(),
+        balloon_device: None,
+        vsock_device: None,
+        logger_system: None,
+        metrics_system: None,
+        memory_hotplug_configuration: None,
+        mmds_configuration: None,
+        entropy_device: None,
+    };
+    Ok(VmConfiguration::New { init_method: InitMethod::ViaApiCalls, data })
+}
+
+/// Waits until the guest has written to the first sector of its disk.
+async fn guest_writes() -> Result<(), Box<dyn Error>> {
+    let disk = variable("VOLT_DISK")?;
+    let written = async {
+        while !fs::read(&disk)?.iter().take(512).any(|byte| *byte != 0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok::<_, std::io::Error>(())
+    };
+    Ok(tokio::time::timeout(PATIENCE, written)
+        .await
+        .map_err(|_| "the guest writes nothing to its disk")??)
+}
+
+async fn end(vm: &mut JailedVm) -> Result<(), Box<dyn Error>> {
+    let action = VmShutdownAction {
+        method: VmShutdownMethod::PauseThenKill,
+        timeout: Some(PATIENCE),
+        graceful: false,
+    };
+    let outcome = vm.shutdown([action]).await?;
+    println!("ended: {:?}", outcome.exit_status);
+    Ok(vm.cleanup().await?)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let (uid, gid) = (variable("VOLT_USER")?.parse()?, variable("VOLT_GROUP")?.parse()?);
+    let model = VmmOwnershipModel::Downgraded { uid, gid };
+    let mut resources = ResourceSystem::new(DirectProcessSpawner, TokioRuntime, model);
+    let configuration = configuration(&mut resources)?;
+    let executor = JailedVmmExecutor::new(
+        VmmArguments::new(VmmApiSocket::Enabled(PathBuf::from(SOCKET))),
+        jailer_arguments()?,
+        FlatVirtualPathResolver,
+    );
+    let (program, jailer) = (PathBuf::from(variable("VOLT_VMM")?), PathBuf::from(variable("VOLT_JAILER")?));
+    // The third is its editor of snapshots, which is not used.
+    let installation = VmmInstallation::new(program.clone(), jailer, program);
+    let mut vm = JailedVm::prepare(executor, resources, installation, configuration).await?;
+    vm.start(PATIENCE).await?;
+    let info = vm.get_info().await?;
+    println!("info: id={} paused={} running={}", info.id, info.is_paused, vm.get_state() == VmState::Running);
+    guest_writes().await?;
+    end(&mut vm).await
+}
