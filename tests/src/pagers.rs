@@ -16,5 +16,14 @@ pub fn processes_with(directory: &Path) -> Vec<Pid> {
         words.get(1) == Some(&&b"pager"[..]) && words.contains(&directory.as_os_str().as_encoded_bytes())
     };
     let all = list(Path::new("/proc")).into_iter().filter_map(|name| name.parse().ok());
-    all.filter(is_one).filter_map(Pid::from_raw).collect()
+    let pagers: Vec<i32> = all.filter(is_one).collect();
+    // A pager's opener has its arguments for a moment.
+    let is_opener = |pid: i32| parent(pid).is_some_and(|parent| pagers.contains(&parent));
+    pagers.iter().filter(|pid| !is_opener(**pid)).filter_map(|pid| Pid::from_raw(*pid)).collect()
+}
+
+/// The parent of a process (`PPid` of proc_pid_status(5)).
+fn parent(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }

@@ -99,8 +99,8 @@ pub static EVERY: &[Rule] = &[
     only(SYS_ioctl, &[&[is(0, STDIN_FILENO as u32), is(1, TCSETS2 as u32)]]),
 ];
 
-/// Rules of all kinds of thread but vCPUs: reads and other uses of open descriptors, sleep, and random keys of
-/// hash maps.
+/// Rules of all kinds of thread but vCPUs: reads and other uses of open descriptors, sleep, and random keys
+/// of hash maps.
 static OPEN_FILES: &[Rule] = &[
     call(SYS_sched_yield),
     call(SYS_clock_nanosleep),

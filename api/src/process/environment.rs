@@ -1,7 +1,7 @@
 //! The environment of a confined process: without variables that may have secrets.
 //!
-//! A service manager or a shell passes on tokens and passwords. A guest that takes over its process would read
-//! them in its memory, and so would the programs that it starts.
+//! A service manager or a shell passes on tokens and passwords. A guest that takes over its process would
+//! read them in its memory, and so would the programs that it starts.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -11,16 +11,16 @@ unsafe extern "C" {
     static mut environ: *mut *mut libc::c_char;
 }
 
-/// Variables that volt-vmm, its children and passt read: places of files, and how to write messages. A trace of
-/// a panic (`RUST_BACKTRACE`) would read files.
+/// Variables that volt-vmm, its children and passt read: places of files, and how to write messages. A trace
+/// of a panic (`RUST_BACKTRACE`) would read files.
 const KEPT: [&[u8]; 7] = [b"PATH", b"HOME", b"TMPDIR", b"TZ", b"TERM", b"LANG", b"NO_COLOR"];
 /// Starts of the names of others.
 const KEPT_STARTS: [&[u8]; 2] = [b"XDG_", b"LC_"];
 
 /// Removes all other variables, and overwrites them in `/proc/PID/environ`. The process has one thread.
 pub(crate) fn forget_secrets() {
-    // SAFETY: the C runtime points `environ` to an array of zero-terminated strings in writable memory, with a
-    // null pointer behind the last. No other thread reads it.
+    // SAFETY: the C runtime points `environ` to an array of zero-terminated strings in writable memory, with
+    // a null pointer behind the last. No other thread reads it.
     unsafe {
         let (mut from, mut to) = (environ, environ);
         while !from.is_null() && !(*from).is_null() {

@@ -1,8 +1,8 @@
 //! The handler of SIGSYS: a thread made a system call that its seccomp filter forbids. The process ends, and
 //! the message names thread, call and arguments.
 //!
-//! abort(3) of musl blocks SIGSYS and makes a call that filters forbid, since it takes a thread of any process:
-//! tkill(2). A process that aborts thus ends by SIGSYS.
+//! abort(3) of musl blocks SIGSYS and makes a call that filters forbid, since it takes a thread of any
+//! process: tkill(2). A process that aborts thus ends by SIGSYS.
 #![allow(unsafe_code)]
 
 use std::fmt::{self, Write};

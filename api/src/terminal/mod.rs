@@ -123,8 +123,8 @@ fn handle_fatal_signals() {
 
 /// Resets the terminal, then lets the earlier handler handle the signal.
 ///
-/// The kernel has set the default action (SA_RESETHAND). A CPU fault repeats when this handler returns and then
-/// meets it. A signal from kill(2) does not repeat: the handler raises it again.
+/// The kernel has set the default action (SA_RESETHAND). A CPU fault repeats when this handler returns and
+/// then meets it. A signal from kill(2) does not repeat: the handler raises it again.
 extern "C" fn on_fatal_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     leave_raw_mode();
     // SAFETY: the kernel passed `info`.

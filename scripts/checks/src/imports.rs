@@ -32,7 +32,7 @@ const VMM: &Rooms = &[
     ("internal", "replay snapshot kvm store config LEAVES devices pager"),
     ("run_control", "error sync"),
     ("threads", "error sandbox"),
-    ("sandbox", "error paths sync"),
+    ("sandbox", "error partial paths sync"),
     ("paths", "error holders packets sockets sync"),
     ("console", ""),
     ("error", ""),

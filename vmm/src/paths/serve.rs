@@ -8,9 +8,9 @@
 //! Programs inherit filters, and passt could not live with them. The starter therefore has none, and does
 //! nothing else.
 //!
-//! A new VM makes no request before its guest runs in most cases. The opener sleeps until the first one, or for
-//! some milliseconds, and then confines itself and makes the starter: its work beside that of a restore made the
-//! restore slower.
+//! A new VM makes no request before its guest runs in most cases. The opener sleeps until the first one, or
+//! for some milliseconds, and then confines itself and makes the starter: its work beside that of a restore
+//! made the restore slower.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -77,7 +77,7 @@ pub(super) fn run(ends: &Ends, duties: &Duties<'_>) -> ! {
         // SAFETY: ends the process without the handlers that its parent registered.
         unsafe { libc::_exit(1) }
     }
-    let _ = rustix::thread::set_name(OPENER_NAME);
+    rename(OPENER_NAME);
     sleep_until_woken();
     // SAFETY: this process has one thread, so no lock is held in the child. Without CLONE_VM it runs on its
     // own copy of the stack.
@@ -86,7 +86,6 @@ pub(super) fn run(ends: &Ends, duties: &Duties<'_>) -> ! {
         rename(holders::STARTER);
         serve_and_exit(STARTER, OPENER, Starter::new(Started::allowing(programs, these_programs_only)));
     }
-    rename(OPENER_NAME);
     confine();
     let rules = Rules::new(bounds);
     bounds.iter().filter(|bounds| bounds.from_start).for_each(|bounds| bound(bounds));
@@ -94,12 +93,13 @@ pub(super) fn run(ends: &Ends, duties: &Duties<'_>) -> ! {
     serve_and_exit(OPENER, STARTER, Opener { rules, bounds, bound });
 }
 
-/// Leaves the three descriptors open, and standard error. A descriptor of the VM would stay open after the VM.
+/// Leaves the three descriptors open, and standard error. A descriptor of the VM would stay open after the
+/// VM.
 fn occupy_low_numbers(Ends { opener, starter, wake }: &Ends) {
     /// Above all three numbers.
     const ABOVE: i32 = WAKE + 1;
-    // SAFETY: the child owns copies of all descriptors, and uses none but these. They are not used under their
-    // old numbers afterwards. /dev/null keeps files from the numbers of the standard streams.
+    // SAFETY: the child owns copies of all descriptors, and uses none but these. They are not used under
+    // their old numbers afterwards. /dev/null keeps files from the numbers of the standard streams.
     unsafe {
         let above = |end: &OwnedFd| libc::fcntl(end.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE);
         for (copy, number) in [opener, starter, wake].map(above).into_iter().zip([OPENER, STARTER, WAKE]) {
@@ -113,8 +113,8 @@ fn occupy_low_numbers(Ends { opener, starter, wake }: &Ends) {
     }
 }
 
-/// Sleeps until there is a request, at most as long as a restore takes. Ends this process if the VM's has ended
-/// before.
+/// Sleeps until there is a request, at most as long as a restore takes. Ends this process if the VM's has
+/// ended before.
 fn sleep_until_woken() {
     /// In milliseconds.
     const LONGEST: i32 = 20;

@@ -19,8 +19,8 @@ pub fn stop() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the process is in the foreground of its terminal. It cannot tell that itself in a pid namespace: its
-/// process group has no number there. Absent for a process without a keeper, which can.
+/// Whether the process is in the foreground of its terminal. It cannot tell that itself in a pid namespace:
+/// its process group has no number there. Absent for a process without a keeper, which can.
 #[must_use]
 pub fn is_in_foreground() -> Option<bool> {
     let mut bytes = [0; 512];
@@ -28,8 +28,8 @@ pub fn is_in_foreground() -> Option<bool> {
     is_foreground(str::from_utf8(&bytes[..len]).ok()?)
 }
 
-/// As [`is_in_foreground`], for the content of a process's `stat`. The second field, a name in parentheses, may
-/// have any character. The fifth is the process group, and the eighth that of the terminal's foreground
+/// As [`is_in_foreground`], for the content of a process's `stat`. The second field, a name in parentheses,
+/// may have any character. The fifth is the process group, and the eighth that of the terminal's foreground
 /// (proc_pid_stat(5)).
 fn is_foreground(stat: &str) -> Option<bool> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(5 - 3);

@@ -8,8 +8,8 @@
 //!   keeper: passes on signals, removes the control group at the end, ends as the VM's process did
 //! ```
 //!
-//! Process 1 of a pid namespace cannot stop itself, and a shell waits for the keeper to stop. The VM's process
-//! therefore asks the keeper to stop both, by a byte in a pipe that signals the keeper (SIGIO).
+//! Process 1 of a pid namespace cannot stop itself, and a shell waits for the keeper to stop. The VM's
+//! process therefore asks the keeper to stop both, by a byte in a pipe that signals the keeper (SIGIO).
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
