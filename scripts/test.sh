@@ -21,8 +21,9 @@ POWER_CUTS=8
 POWER_CUTS_FULL=60
 FORKS_FULL=1000,10000
 # Small cases that the lab runs too, where the small tests run natively: a KVM that is neither kvm_amd nor
-# kvm_intel may ignore TSCs, cannot be loaded again, and does not fail with EFAULT.
-SMALL_IN_LAB='^(snapshot::tsc|boot::host_features|memory::unreadable)::'
+# kvm_intel may ignore TSCs, cannot be loaded again, and does not fail with EFAULT. A host may lack control
+# groups of version 2.
+SMALL_IN_LAB='^(snapshot::tsc|boot::host_features|boot::limits|memory::unreadable)::'
 # Modules whose unit tests handle page faults of KVM, which takes root, /dev/userfaultfd or
 # vm.unprivileged_userfaultfd=1.
 USERFAULTFD_TESTS=(

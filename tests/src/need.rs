@@ -48,6 +48,17 @@ pub fn clients() -> Option<String> {
     missing.map(|name| format!("no {name} in VOLT_CLIENTS: scripts/clients.sh builds it"))
 }
 
+/// Control groups of version 2 that limit memory, CPU time and threads.
+#[must_use]
+pub fn control_groups() -> Option<String> {
+    const LISTED: &str = "/sys/fs/cgroup/cgroup.controllers";
+    let listed = std::fs::read_to_string(LISTED).unwrap_or_default();
+    let missing = ["memory", "cpu", "pids"]
+        .into_iter()
+        .find(|name| listed.split_whitespace().all(|found| found != *name));
+    missing.map(|name| format!("no controller {name} in {LISTED}"))
+}
+
 /// Root, with the right to make mount namespaces.
 #[must_use]
 pub fn root() -> Option<String> {

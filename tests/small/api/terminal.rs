@@ -3,8 +3,10 @@
 use std::fs;
 
 use rustix::process::Signal;
-use volt_tests::injected::{children_of, inject, signal_thread, threads_of};
+use volt_tests::injected::{inject, signal_thread, threads_of};
 use volt_tests::{Boot, Guest, Input, Terminal, needs, wait_until};
+
+use crate::boot::strict::vm_of;
 
 fn boot<'a>(terminal: &'a Terminal, behaviour: &str) -> Guest {
     Boot::small(behaviour).input(Input::<'a>::Terminal(terminal)).start()
@@ -105,9 +107,7 @@ fn stop_and_continue(confinement: &str) {
     guest.signal(Signal::TSTP);
     wait_until("the started process is stopped", || is_stopped(guest.pid()));
     assert_eq!(terminal.modes(), found, "{confinement}");
-    let of_keeper = children_of(guest.pid()).into_iter().find(|(name, _)| name == "volt-vmm");
-    let vm = of_keeper.map_or(guest.pid(), |(_, pid)| pid.cast_unsigned());
-    assert_eq!(vm != guest.pid(), confinement == "strict", "a keeper has the VM's process as its child");
+    let vm = if confinement == "strict" { vm_of(&guest) } else { guest.pid() };
     assert!(is_stopped(vm), "{confinement}");
     guest.signal(Signal::CONT);
     wait_until("the terminal is raw again", || terminal.modes() != found);

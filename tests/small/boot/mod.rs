@@ -5,6 +5,7 @@ mod host_features;
 mod injected;
 mod jailed;
 mod jailed_acts;
+mod limits;
 mod pausing;
 mod silence;
-mod strict;
+pub(crate) mod strict;

@@ -10,7 +10,7 @@ use volt_tests::{Boot, Child, Guest, Network, Outcome, Scratch, needs, wait_unti
 const KINDS: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 
 /// Returns the VM's process, the child of the one that was started.
-fn vm_of(guest: &Guest) -> u32 {
+pub(crate) fn vm_of(guest: &Guest) -> u32 {
     let of_keeper = fs::read_to_string(format!("/proc/{0}/task/{0}/children", guest.pid())).unwrap();
     let has_namespace = |pid: &u32| namespace(*pid, "pid") != namespace(std::process::id(), "pid");
     let mut children = of_keeper.split_whitespace().map(|pid| pid.parse().unwrap());
