@@ -362,6 +362,8 @@ static WORKER: &[Rule] = &[
     call(SYS_getcwd),
     call(SYS_uname),
     call(SYS_sysinfo),
+    // getpgrp(3) of musl, and that of glibc.
+    only(SYS_getpgid, &[&[is(0, 0)]]),
     call(SYS_getpgrp),
     call(SYS_geteuid),
     only(SYS_prctl, &[&[is(0, PR_GET_AUXV)]]),
