@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::process::Signal;
 use volt_tests::{Boot, needs};
 
 use super::strict::vm_of;
@@ -20,7 +19,7 @@ fn read(group: &Path, file: &str) -> String {
 }
 
 #[test]
-fn strict_guest_is_limited_and_its_group_is_removed() {
+fn strict_guest_is_limited_by_a_group_without_its_keeper() {
     needs!(kvm, root, control_groups);
     let options = ["--confine", "strict", "--cgroup-parent", "/"];
     let mut guest = Boot::small("count").vcpus(2).device(options).start();
@@ -30,10 +29,9 @@ fn strict_guest_is_limited_and_its_group_is_removed() {
     assert_eq!(read(&group, "memory.max"), ((2 * 64 + 128) << 20).to_string());
     assert_eq!(read(&group, "cpu.max"), "300000 100000");
     assert_eq!(read(&group, "pids.max"), "1024");
-    assert_eq!(read(&group, "cgroup.procs"), vm_of(&guest).to_string());
-    assert_ne!(group_of(guest.pid()), group, "the keeper, which removes the group, is outside");
+    // Before Linux 6.15, KVM moves a thread of the kernel's into the group too.
+    let members = read(&group, "cgroup.procs");
+    assert!(members.lines().any(|pid| pid == vm_of(&guest).to_string()), "{members}");
+    assert_ne!(group_of(guest.pid()), group, "the keeper is outside");
     assert!(!guest.stderr().contains("lacks"), "{}", guest.stderr());
-    guest.signal(Signal::TERM);
-    assert_eq!(guest.wait_exit().status, 143);
-    assert!(!group.exists());
 }
