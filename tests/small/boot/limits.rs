@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
 use volt_tests::{Boot, needs};
 
 use super::strict::vm_of;
@@ -19,9 +20,14 @@ fn read(group: &Path, file: &str) -> String {
 }
 
 #[test]
-fn strict_guest_is_limited_by_a_group_without_its_keeper() {
+fn strict_guest_is_limited_and_its_group_is_removed() {
     needs!(kvm, root, control_groups);
-    let options = ["--confine", "strict", "--cgroup-parent", "/"];
+    // The keeper has no capability, and could not write to the root of all groups.
+    let parent = Path::new("/sys/fs/cgroup").join(format!("volt-test-{}", std::process::id()));
+    fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +cpu +pids").unwrap();
+    fs::create_dir(&parent).unwrap();
+    let name = parent.file_name().unwrap().to_str().unwrap();
+    let options = ["--confine", "strict", "--cgroup-parent", name];
     let mut guest = Boot::small("count").vcpus(2).device(options).start();
     guest.next_number("count");
     let group = group_of(vm_of(&guest));
@@ -29,9 +35,13 @@ fn strict_guest_is_limited_by_a_group_without_its_keeper() {
     assert_eq!(read(&group, "memory.max"), ((2 * 64 + 128) << 20).to_string());
     assert_eq!(read(&group, "cpu.max"), "300000 100000");
     assert_eq!(read(&group, "pids.max"), "1024");
-    // Before Linux 6.15, KVM moves a thread of the kernel's into the group too.
+    // Older kernels move a thread of KVM's own into the group too.
     let members = read(&group, "cgroup.procs");
     assert!(members.lines().any(|pid| pid == vm_of(&guest).to_string()), "{members}");
     assert_ne!(group_of(guest.pid()), group, "the keeper is outside");
     assert!(!guest.stderr().contains("lacks"), "{}", guest.stderr());
+    guest.signal(Signal::TERM);
+    assert_eq!(guest.wait_exit().status, 143);
+    assert!(!group.exists());
+    fs::remove_dir(&parent).unwrap();
 }
