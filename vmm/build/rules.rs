@@ -309,7 +309,6 @@ static MAKE_VM: &[Rule] = &[only(
         &[is(1, request(0, KVM, 0xad, 0))], // KVM_KVMCLOCK_CTRL
         &[is(1, request(1, KVM, 0xe1, size_of::<kvm::kvm_device_attr>()))], // KVM_SET_DEVICE_ATTR
         &[is(1, request(1, KVM, 0xe2, size_of::<kvm::kvm_device_attr>()))], // KVM_GET_DEVICE_ATTR
-        &[is(1, request(1, KVM, 0xe3, size_of::<kvm::kvm_device_attr>()))], // KVM_HAS_DEVICE_ATTR
     ],
 )];
 
@@ -323,22 +322,16 @@ static WORKER: &[Rule] = &[
             &[is(1, TCGETS as u32)],
             &[is(1, TCGETS2 as u32)],
             &[is(1, TCSETS2 as u32)],
-            &[is(1, TCSETSW2 as u32)],
-            &[is(1, TCSETSF2 as u32)],
             &[is(1, TIOCGPGRP as u32)],
             &[is(1, TIOCGWINSZ as u32)],
             // Taps, disks, and copies of files.
             &[is(1, TUNSETIFF as u32)],
             &[is(1, TUNSETVNETHDRSZ as u32)],
             &[is(1, request(1, 0x94, 9, 4))], // FICLONE
-            &[is(1, BLKGETSIZE64)],
-            // Memory that is filled on touch, and pages that were written.
+            // Memory that is filled on touch.
             &[is(1, request(0, UFFD, 0, 0))],     // USERFAULTFD_IOC_NEW
             &[is(1, request(3, UFFD, 0x3f, 24))], // UFFDIO_API
             &[is(1, request(3, UFFD, 0, 32))],    // UFFDIO_REGISTER
-            &[is(1, request(2, UFFD, 1, 16))],    // UFFDIO_UNREGISTER
-            &[is(1, request(3, UFFD, 6, 24))],    // UFFDIO_WRITEPROTECT
-            &[is(1, request(3, b'f', 16, 96))],   // PAGEMAP_SCAN
         ],
     ),
     // Which memory of a guest that crashed can be read, and the name of its file.
@@ -391,10 +384,9 @@ static WORKER: &[Rule] = &[
     only(SYS_kill, &[&[is(0, OWN_PROCESS), is(1, SIGSTOP as u32)]]),
 ];
 
-/// `PR_GET_AUXV` (linux/prctl.h), `BLKGETSIZE64` (linux/fs.h), `F_SETSIG` and `F_SETOWN_EX`
+/// `PR_GET_AUXV` (linux/prctl.h), `F_SETSIG` and `F_SETOWN_EX`
 /// (asm-generic/fcntl.h).
 const PR_GET_AUXV: u32 = 0x4155_5856;
-const BLKGETSIZE64: u32 = request(2, 0x12, 114, 8);
 const F_SETSIG: u32 = 10;
 const F_SETOWN_EX: u32 = 15;
 
