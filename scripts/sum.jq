@@ -3,7 +3,8 @@
 # by scripts/test.sh.
 def count: .count // 1;
 def total($outcome): map(select(.outcome == $outcome) | count) | add // 0;
-def lacked_kvm: .outcome == "skipped" and ((.reason // "") | startswith("this host's KVM "));
+# The lab has a KVM and control groups that a host may lack.
+def lab_has: .outcome == "skipped" and ((.reason // "") | test("^this host's (KVM|control groups) "));
 def name: [.suite, .test] | map(select(.)) | join(" ");
 def first_line: split("\n") | if length > 1 and (.[0] | startswith("panicked at ")) then .[1] else .[0] end;
 def named: if (.reason // "") == "" then name else "\(name): \(.reason | first_line)" end;
@@ -21,8 +22,8 @@ def events($event): map(select(.event == $event)) | length;
     | (([events("started"), events("expected")] | max) - ($ended | length)) as $lost
     | (if events("started") > ($ended | length) then "it started and did not end"
        else "it has no result" end) as $why
-    # A test that this host's KVM could not run, and the lab has run or should have, is no longer skipped.
-    | (if $lost > 0 or any($ended[]; lacked_kvm | not) then $ended | map(select(lacked_kvm | not))
+    # A test that this host could not run, and the lab has run or should have, is no longer skipped.
+    | (if $lost > 0 or any($ended[]; lab_has | not) then $ended | map(select(lab_has | not))
        else $ended[:1] end) as $counted
     | .[0] as {$suite, $test}
     | {$suite, $test, outcome: "failed", count: $lost, reason: $why} as $gone

@@ -40,6 +40,18 @@ pub fn children_of(pid: u32) -> Vec<(String, i32)> {
     listed.split_whitespace().filter_map(named).collect()
 }
 
+/// Returns the VM's process of a strictly confined guest: the child in another pid namespace of `keeper`, the
+/// process that was started.
+///
+/// # Panics
+/// There is none.
+#[must_use]
+pub fn vm_of(keeper: u32) -> u32 {
+    let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let mut children = children_of(keeper).into_iter().map(|(_, pid)| pid.cast_unsigned());
+    children.find(|pid| namespace(*pid) != namespace(keeper)).expect("the keeper has the VM's process")
+}
+
 /// Sends a signal to a thread of a process.
 ///
 /// # Panics

@@ -56,7 +56,7 @@ pub fn control_groups() -> Option<String> {
     let missing = ["memory", "cpu", "pids"]
         .into_iter()
         .find(|name| listed.split_whitespace().all(|found| found != *name));
-    missing.map(|name| format!("no controller {name} in {LISTED}"))
+    missing.map(|name| format!("this host's control groups lack the controller {name} ({LISTED})"))
 }
 
 /// Root, with the right to make mount namespaces.

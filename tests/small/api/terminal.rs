@@ -3,10 +3,8 @@
 use std::fs;
 
 use rustix::process::Signal;
-use volt_tests::injected::{inject, signal_thread, threads_of};
+use volt_tests::injected::{inject, signal_thread, threads_of, vm_of};
 use volt_tests::{Boot, Guest, Input, Terminal, needs, wait_until};
-
-use crate::boot::strict::vm_of;
 
 fn boot<'a>(terminal: &'a Terminal, behaviour: &str) -> Guest {
     Boot::small(behaviour).input(Input::<'a>::Terminal(terminal)).start()
@@ -107,7 +105,7 @@ fn stop_and_continue(confinement: &str) {
     guest.signal(Signal::TSTP);
     wait_until("the started process is stopped", || is_stopped(guest.pid()));
     assert_eq!(terminal.modes(), found, "{confinement}");
-    let vm = if confinement == "strict" { vm_of(&guest) } else { guest.pid() };
+    let vm = if confinement == "strict" { vm_of(guest.pid()) } else { guest.pid() };
     assert!(is_stopped(vm), "{confinement}");
     guest.signal(Signal::CONT);
     wait_until("the terminal is raw again", || terminal.modes() != found);

@@ -4,9 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
+use volt_tests::injected::vm_of;
 use volt_tests::{Boot, needs};
-
-use super::strict::vm_of;
 
 /// Returns the directory of a process's control group.
 fn group_of(pid: u32) -> PathBuf {
@@ -30,14 +29,14 @@ fn strict_guest_is_limited_and_its_group_is_removed() {
     let options = ["--confine", "strict", "--cgroup-parent", name];
     let mut guest = Boot::small("count").vcpus(2).device(options).start();
     guest.next_number("count");
-    let group = group_of(vm_of(&guest));
+    let group = group_of(vm_of(guest.pid()));
     assert_eq!(group.file_name().unwrap().to_str().unwrap(), format!("volt-vmm-{}", guest.pid()));
     assert_eq!(read(&group, "memory.max"), ((2 * 64 + 128) << 20).to_string());
     assert_eq!(read(&group, "cpu.max"), "300000 100000");
     assert_eq!(read(&group, "pids.max"), "1024");
     // Older kernels move a thread of KVM's own into the group too.
     let members = read(&group, "cgroup.procs");
-    assert!(members.lines().any(|pid| pid == vm_of(&guest).to_string()), "{members}");
+    assert!(members.lines().any(|pid| pid == vm_of(guest.pid()).to_string()), "{members}");
     assert_ne!(group_of(guest.pid()), group, "the keeper is outside");
     assert!(!guest.stderr().contains("lacks"), "{}", guest.stderr());
     guest.signal(Signal::TERM);

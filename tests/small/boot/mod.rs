@@ -8,4 +8,4 @@ mod jailed_acts;
 mod limits;
 mod pausing;
 mod silence;
-pub(crate) mod strict;
+mod strict;

@@ -4,18 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use rustix::process::Signal;
+use volt_tests::injected::vm_of;
 use volt_tests::{Boot, Child, Guest, Network, Outcome, Scratch, needs, wait_until};
 
 /// Kinds of namespaces, as in `/proc/PID/ns`.
 const KINDS: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
-
-/// Returns the VM's process, the child of the one that was started.
-pub(crate) fn vm_of(guest: &Guest) -> u32 {
-    let of_keeper = fs::read_to_string(format!("/proc/{0}/task/{0}/children", guest.pid())).unwrap();
-    let has_namespace = |pid: &u32| namespace(*pid, "pid") != namespace(std::process::id(), "pid");
-    let mut children = of_keeper.split_whitespace().map(|pid| pid.parse().unwrap());
-    children.find(has_namespace).expect("the started process keeps the VM's")
-}
 
 fn namespace(pid: u32, kind: &str) -> PathBuf {
     fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap()
@@ -29,7 +22,7 @@ fn strict(more: &[&str]) -> Guest {
 }
 
 fn assert_isolated(guest: &Guest) {
-    let vm = vm_of(guest);
+    let vm = vm_of(guest.pid());
     for kind in KINDS {
         let own = namespace(std::process::id(), kind);
         assert_ne!(namespace(vm, kind), own, "{kind}");
@@ -49,7 +42,7 @@ fn strict_process_has_namespaces_of_its_own_and_no_capability() {
     assert_isolated(&guest);
     let outcome = Outcome::of(["doctor", "--security", guest.socket().to_str().unwrap(), "--json"]);
     let report: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
-    assert_eq!(report["pid"], vm_of(&guest), "{report}");
+    assert_eq!(report["pid"], vm_of(guest.pid()), "{report}");
     let snapshot = guest.snapshot();
     let mut clone = snapshot.restore_as(&["--confine", "strict"]);
     clone.next_number("count");
@@ -60,12 +53,12 @@ fn strict_process_has_namespaces_of_its_own_and_no_capability() {
 fn end_and_signals_of_a_strict_guest_are_those_of_its_process() {
     needs!(kvm, root);
     let mut guest = strict(&[]);
-    let vm = vm_of(&guest);
+    let vm = vm_of(guest.pid());
     guest.signal(Signal::TERM);
     assert_eq!(guest.wait_exit().status, 128 + 15);
     wait_until("the VM's process ended", || !fs::exists(format!("/proc/{vm}")).unwrap());
     let mut guest = strict(&[]);
-    let vm = vm_of(&guest);
+    let vm = vm_of(guest.pid());
     guest.signal(Signal::KILL);
     guest.wait_exit();
     wait_until("the VM ended with its keeper", || !fs::exists(format!("/proc/{vm}")).unwrap());
@@ -94,7 +87,7 @@ fn strict_guest_has_an_empty_root_and_leaves_no_socket() {
     needs!(kvm, root);
     let scratch = Scratch::new();
     let (mut guest, _) = strict_guest_with_devices(&scratch);
-    let root = format!("/proc/{}/root", vm_of(&guest));
+    let root = format!("/proc/{}/root", vm_of(guest.pid()));
     assert_eq!(fs::read_dir(&root).unwrap().count(), 0, "the root directory of the VM's process");
     let sockets = [scratch.path("vsock"), guest.socket().to_owned()];
     for socket in &sockets {
