@@ -115,7 +115,8 @@ fn keep(child: Pid, requests: &io::PipeReader, cgroup: Option<(&OwnedFd, &CStr)>
     };
     if let Some((directory, name)) = cgroup {
         // A process of the VM that still ends keeps it, and so does a parent that this user may not write to,
-        // such as the root of all groups: the process has no capability. It is empty afterwards, and harmless.
+        // such as the root of all groups: the process has no capability. It is empty afterwards, and
+        // harmless.
         let _ = rustix::fs::unlinkat(directory, name, rustix::fs::AtFlags::REMOVEDIR);
     }
     end_as(status)
