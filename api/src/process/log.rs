@@ -1,6 +1,8 @@
 //! The library's log: one line per record on standard error. The library logs what a guest can cause once for
 //! each stop of a device.
 
+use std::io::Write;
+
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 struct StderrLog;
@@ -22,7 +24,9 @@ impl Log for StderrLog {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            eprintln!("volt-vmm: {}", record.args());
+            // In one piece, so that lines of several threads do not mix.
+            let line = format!("volt-vmm: {}\n", record.args());
+            let _ = std::io::stderr().write_all(line.as_bytes());
         }
     }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::net::UnixStream;
 
 use serde_json::json;
-use volt_tests::{Boot, Guest, Scratch, needs};
+use volt_tests::{Boot, Guest, Scratch, needs, wait_until};
 
 const SIZE: u64 = 1 << 20;
 
@@ -30,7 +30,7 @@ fn writable_disk_of_another_vm_is_refused_unless_it_may_be_shared() {
     snapshot.try_restore().refused(&["root: ", &holder, "count", "--disk id=root,path=", "--allow-shared"]);
     let mut second = snapshot.restore_as(&["--allow-shared"]);
     second.next_number("count");
-    assert!(second.messages().contains(&holder), "{}", second.messages());
+    wait_until("the holder is named", || second.messages().contains(&holder));
     // The first VM still has its lock.
     drop(second);
     snapshot.try_restore().refused(&[&holder]);
