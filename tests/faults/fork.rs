@@ -30,6 +30,24 @@ fn children(outcome: &Outcome, directory: &Path) -> Vec<Child> {
     (1..).zip(outcome.stdout.lines()).map(|(number, line)| Child::from_line(line, &serial(number))).collect()
 }
 
+/// Waits until no child of a failed fork is left; or until all run, which may be if their parent was killed:
+/// it had detached them, and could not answer any more.
+fn all_or_none(what: &str, directory: &Path, parent_was_killed: bool) {
+    /// A child that is not detached ends before its guest has said so many numbers.
+    const MANY: usize = 40;
+    let runs = |name: &str| {
+        let output = fs::read_to_string(directory.join(name)).unwrap_or_default();
+        numbers(&output, "count").len() >= MANY
+    };
+    let mut all_run = false;
+    wait_until(what, || {
+        let left = processes_in(directory);
+        all_run = parent_was_killed && left == 2 && ["1.out", "2.out"].into_iter().all(runs);
+        all_run || left == 0
+    });
+    Child::all_in(directory).into_iter().for_each(Child::stop);
+}
+
 /// Counts the processes that belong to a fork into `directory`.
 fn processes_in(directory: &Path) -> usize {
     let belongs = |id: &String| {
@@ -59,8 +77,12 @@ fn each(side: Side) {
                 runs_or_says_why(&case, child, has_fault, &guest);
             }
         } else {
-            let what = format!("{case}: no child is left: {outcome:?}");
-            wait_until(&what, || processes_in(&directory) == 0);
+            let parent_was_killed = hit.as_ref().is_some_and(|hit| {
+                let by_itself = case.fault == Fault::Kill && hit.caller == Caller::Other;
+                hit.process == guest.pid() && (by_itself || case.fault == Fault::KillVm)
+            });
+            let what = format!("{case}: no child is left, or all run: {outcome:?}");
+            all_or_none(&what, &directory, parent_was_killed);
             let left = if directory.exists() { list(&directory) } else { Vec::new() };
             assert!(killed || left.is_empty(), "{case}: {left:?}");
         }
@@ -75,7 +97,7 @@ fn each(side: Side) {
         let again = fork(&guest, &directory);
         again.succeeded();
         let again = children(&again, &directory);
-        again.iter().for_each(|child| child.reaches("count", 18));
+        again.iter().for_each(|child| runs_or_says_why(&case, child, false, &guest));
         let first = guest.next_number("count");
         while guest.next_number("count") < first + 9 {}
         let said = guest.output() + &guest.messages();
@@ -87,8 +109,11 @@ fn each(side: Side) {
 /// killed, or its message is among its parent's.
 fn runs_or_says_why(case: &Case, child: &Child, has_fault: bool, parent: &Guest) {
     let has_ended = || !Path::new(&format!("/proc/{}", child.pid())).exists();
+    let counts = || numbers(&child.output(), "count").last().is_some_and(|last| *last >= 18);
     wait_until(&format!("{case}: child {} counts", child.id()), || {
-        has_fault && has_ended() || numbers(&child.output(), "count").last().is_some_and(|last| *last >= 18)
+        let lives = has_fault || !has_ended() || counts();
+        assert!(lives, "{case}: child {} has ended: {}", child.id(), parent.messages());
+        has_fault && has_ended() || counts()
     });
     assert!(!child.output().contains("WRONG"), "{case}: {}", child.output());
     if has_fault && has_ended() {

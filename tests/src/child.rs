@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::numbers::numbers;
 use crate::patience::{patience, wait_until};
+use crate::scratch::list;
 use crate::{rest, silence};
 
 /// A child of a fork. On drop its process is killed, and its end is waited for.
@@ -71,6 +72,25 @@ impl Child {
         let [pid, socket, id] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line:?}") };
         let pid = pid.parse().expect("a pid");
         Self { pid, socket: socket.into(), id: id.to_owned(), serial: serial.to_owned() }
+    }
+
+    /// Finds the children that were forked into `directory`, each with its output in `NAME.out`, by their
+    /// arguments: of forks whose answer did not arrive.
+    #[must_use]
+    pub fn all_in(directory: &Path) -> Vec<Self> {
+        list("/proc".as_ref())
+            .iter()
+            .filter_map(|pid| Self::of_process(pid.parse().ok()?, directory))
+            .collect()
+    }
+
+    fn of_process(pid: u32, directory: &Path) -> Option<Self> {
+        let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        let mut arguments = command.split('\0').skip_while(|argument| *argument != "forked");
+        let (socket, id) = (PathBuf::from(arguments.nth(2)?), arguments.nth(1)?.to_owned());
+        let serial = socket.with_extension("out");
+        // Lazily: the drop of a child kills it.
+        socket.starts_with(directory).then(|| Self { pid, socket, id, serial })
     }
 
     /// Returns the process id.

@@ -3,7 +3,6 @@
 
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
-pub use crate::sandbox::inherit as inherit_confinement;
 pub use crate::sandbox::this_thread::ThisThread;
 pub use crate::snapshot::opened::grant::key::digest;
 pub use crate::snapshot::opened::grant::key::{directory as key_directory, ensure as make_snapshot_key};
@@ -22,7 +21,7 @@ pub mod isolation {
 /// System calls with paths, and other programs, for confined threads too.
 pub mod paths {
     pub use crate::paths::process::Process;
-    pub use crate::paths::program::{OWN_PROGRAM, Program, Stream};
+    pub use crate::paths::program::{DESCRIPTOR, OWN_PROGRAM, Program, Stream};
     pub use crate::paths::{absolute, listen, metadata_of_link, open, remove_file};
 }
 

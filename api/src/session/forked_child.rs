@@ -7,13 +7,16 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
+use volt_vmm::internal::paths::DESCRIPTOR;
 use volt_vmm::{Error, Pool, Snapshot, Vm};
 
 use crate::failure::Failure;
 use crate::process::confinement;
 use crate::process::confinement_choice::ConfinementChoice;
 use crate::process::exit::Status;
-use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
+use crate::process::fork::detachment::Awaited;
+use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, Run};
 use crate::process::start;
 use crate::process::vm_slot::Slot;
 use crate::session::Session;
@@ -24,97 +27,98 @@ use crate::session::Session;
 /// Returns an error if no parent started this process, or if the detached VM fails. The parent reports
 /// earlier errors.
 pub(crate) fn run(api_socket: &Path, id: String, confinement: ConfinementChoice) -> Result<Status, Failure> {
-    close_inherited_descriptors();
-    let mut socket = Some(take_socket()?);
+    let mut parent = Some(Parent::take()?);
     // Signals of the parent's terminal must not end the child.
     let _ = rustix::process::setsid();
     // exec named the process "exe", after /proc/self/exe.
     let _ = rustix::thread::set_name(c"volt-vmm");
-    let outcome = receive_and_run(&mut socket, api_socket, id, confinement);
-    match (socket, outcome) {
-        (Some(mut socket), Err(failure)) => {
+    let outcome = receive_and_run(&mut parent, api_socket, id, confinement);
+    match (parent, outcome) {
+        (Some(mut parent), Err(failure)) => {
             // If this fails, the parent has died.
             let (problem, cures) = (volt_vmm::problem(&failure), failure.cures());
-            let _ = socket.send(&ChildMessage::Failed { problem, cures });
+            let _ = parent.socket.send(&ChildMessage::Failed { problem, cures });
             Ok(Status::Error)
         }
         (_, outcome) => outcome,
     }
 }
 
-/// Receives the VM and runs it. `socket` is `None` once the child is detached.
+/// Receives the VM and runs it. `parent` is `None` once the child is detached.
 fn receive_and_run(
-    socket: &mut Option<ForkSocket>,
+    parent: &mut Option<Parent>,
     api_socket: &Path,
     id: String,
     mut confinement: ConfinementChoice,
 ) -> Result<Status, Failure> {
-    let ChildSetup { shape, overrides, paused } = receive(socket)?;
+    let ChildSetup { shape, overrides, paused } = of(parent)?.receive()?;
     confinement.add_socket(api_socket);
     confinement::apply(confinement, Some(shape))?;
     let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?;
     // Created while the parent captures its VM.
     let pool = Arc::new(Pool::filled(shape, 1)?);
-    let snapshot = match socket {
-        Some(socket) => Snapshot::receive(&socket.0)?,
-        None => return Err(parent_lost(io::ErrorKind::NotConnected.into()).into()),
-    };
+    let snapshot = Snapshot::receive(&of(parent)?.socket.0)?;
     session.run("fork a VM", move || {
         let child = start::take_over(&snapshot, overrides, pool)?;
         drop(snapshot);
-        run_with_siblings(socket, child.vm(), paused)?;
-        *socket = None;
+        of(parent)?.run_with_siblings(child.vm(), paused)?;
+        *parent = None;
         Ok(child.keep().into())
     })
 }
 
-/// Runs the VM once all children are ready, and returns once the parent detaches them.
-fn run_with_siblings(socket: &mut Option<ForkSocket>, vm: &Vm, paused: bool) -> volt_vmm::Result<()> {
-    send_ready(socket)?;
-    expect(socket, ParentMessage::Run)?;
-    if !paused {
-        vm.resume()?;
+fn of(parent: &mut Option<Parent>) -> volt_vmm::Result<&mut Parent> {
+    parent.as_mut().ok_or_else(|| parent_lost(io::ErrorKind::NotConnected.into()))
+}
+
+/// What the parent gave this process.
+struct Parent {
+    socket: ForkSocket,
+    detachment: Awaited,
+}
+
+impl Parent {
+    /// Takes the socket from standard input, which becomes /dev/null, and the pipe. Closes other descriptors
+    /// that the parent inherited and passed on.
+    fn take() -> Result<Self, Failure> {
+        let act = "receive a VM: standard input is not a fork's socket (only `volt-vmm fork` starts this \
+                   command)";
+        let refused = |source: io::Error| Failure::system(act, source);
+        // Succeeds for a connected socket only.
+        rustix::net::getpeername(stdin()).map_err(|errno| refused(errno.into()))?;
+        // SAFETY: this process has opened no descriptor beyond those that it was given.
+        let _ = unsafe { libc::syscall(libc::SYS_close_range, DESCRIPTOR + 1, libc::c_uint::MAX, 0) };
+        let detachment = Awaited::take().map_err(refused)?;
+        let socket = rustix::io::fcntl_dupfd_cloexec(stdin(), 3).map_err(|errno| refused(errno.into()))?;
+        let null = File::open("/dev/null").map_err(refused)?;
+        rustix::stdio::dup2_stdin(&null).map_err(|errno| refused(errno.into()))?;
+        Ok(Self { socket: ForkSocket(UnixStream::from(socket)), detachment })
     }
-    send_ready(socket)?;
-    expect(socket, ParentMessage::Detach)
-}
 
-fn receive<T: serde::de::DeserializeOwned>(socket: &mut Option<ForkSocket>) -> volt_vmm::Result<T> {
-    let socket = socket.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into());
-    socket.and_then(ForkSocket::receive).map_err(parent_lost)
-}
-
-fn expect(socket: &mut Option<ForkSocket>, expected: ParentMessage) -> volt_vmm::Result<()> {
-    match receive::<ParentMessage>(socket)? {
-        message if message == expected => Ok(()),
-        _ => Err(parent_lost(io::ErrorKind::InvalidData.into())),
+    fn receive<T: DeserializeOwned>(&mut self) -> volt_vmm::Result<T> {
+        self.socket.receive().map_err(parent_lost)
     }
-}
 
-fn send_ready(socket: &mut Option<ForkSocket>) -> volt_vmm::Result<()> {
-    let socket = socket.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into());
-    socket.and_then(|socket| socket.send(&ChildMessage::Ready)).map_err(parent_lost)
+    fn send_ready(&mut self) -> volt_vmm::Result<()> {
+        self.socket.send(&ChildMessage::Ready).map_err(parent_lost)
+    }
+
+    /// Runs the VM once all children are ready, and returns once the parent detaches them.
+    fn run_with_siblings(&mut self, vm: &Vm, paused: bool) -> volt_vmm::Result<()> {
+        self.send_ready()?;
+        self.receive::<Run>()?;
+        if !paused {
+            vm.resume()?;
+        }
+        self.send_ready()?;
+        match self.detachment.wait(&self.socket.0) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(parent_lost(io::ErrorKind::UnexpectedEof.into())),
+            Err(source) => Err(parent_lost(source)),
+        }
+    }
 }
 
 fn parent_lost(source: io::Error) -> Error {
     Error::Host { act: "receive from the fork's parent".to_owned(), source }
-}
-
-/// Takes the socket from standard input, and replaces standard input with /dev/null.
-fn take_socket() -> Result<ForkSocket, Failure> {
-    let act = "receive a VM: standard input is not a fork's socket (only `volt-vmm fork` starts this \
-               command)";
-    let refused = |source: io::Error| Failure::system(act, source);
-    // Succeeds for a connected socket only.
-    rustix::net::getpeername(stdin()).map_err(|errno| refused(errno.into()))?;
-    let socket = rustix::io::fcntl_dupfd_cloexec(stdin(), 3).map_err(|errno| refused(errno.into()))?;
-    let null = File::open("/dev/null").map_err(refused)?;
-    rustix::stdio::dup2_stdin(&null).map_err(|errno| refused(errno.into()))?;
-    Ok(ForkSocket(UnixStream::from(socket)))
-}
-
-/// Closes descriptors that the parent inherited and passed on.
-fn close_inherited_descriptors() {
-    // SAFETY: this process has opened no descriptor beyond the standard streams yet.
-    let _ = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
 }

@@ -5,12 +5,13 @@
 //!   parent: setup ──> child: creates an empty VM, while the parent captures its own
 //!     └─ handover ──> child: restores, paused ── ready ──┐
 //!   ┌──────────────────── all are ready <────────────────┘
-//!   └─ run ──> child: runs ── ready ──> all run ── detach ──> child: independent of the parent
+//!   └─ run ──> child: runs ── ready ──> all run ── detach ──> all children: independent of the parent
 //! ```
 //!
 //! A fork is all or nothing. A child whose socket closes before "detach" removes the files that it created
 //! and exits. The parent closes the sockets of all children if one fails, and the kernel does if the parent
-//! dies.
+//! dies. "Detach" is one write for all children (see [`detachment`]), so that a parent that dies at that
+//! moment leaves all of them or none.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,6 +22,7 @@ use volt_vmm::config::Overrides;
 use volt_vmm::{Cure, VmShape};
 
 pub(crate) mod children;
+pub(crate) mod detachment;
 pub(crate) mod parent;
 
 /// Longest message, in bytes. The handover is not a message.
@@ -36,14 +38,9 @@ pub(crate) struct ChildSetup {
     pub(crate) paused: bool,
 }
 
-/// A later message of the parent.
+/// The parent's last message: run the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum ParentMessage {
-    /// Run the VM.
-    Run,
-    /// Go on without the parent.
-    Detach,
-}
+pub(crate) struct Run;
 
 /// A message of a child.
 #[derive(Debug, Serialize, Deserialize)]
@@ -88,19 +85,19 @@ mod tests {
     fn receive_reads_one_message_and_no_byte_after_it() {
         let (near, far) = UnixStream::pair().unwrap();
         let (mut near, mut far) = (ForkSocket(near), ForkSocket(far));
-        near.send(&ParentMessage::Run).unwrap();
+        near.send(&Run).unwrap();
         let (problem, cures) = ("no tap".to_owned(), vec![Cure::Tap { id: "eth0".to_owned() }]);
         near.send(&ChildMessage::Failed { problem, cures: cures.clone() }).unwrap();
         near.0.write_all(b"rest").unwrap();
-        assert_eq!(far.receive::<ParentMessage>().unwrap(), ParentMessage::Run);
+        assert_eq!(far.receive::<Run>().unwrap(), Run);
         let ChildMessage::Failed { problem, cures: received } = far.receive().unwrap() else { panic!() };
         assert_eq!((problem.as_str(), received), ("no tap", cures));
         let mut rest = [0; 4];
         far.0.read_exact(&mut rest).unwrap();
         assert_eq!(&rest, b"rest");
         near.0.write_all(&u32::MAX.to_le_bytes()).unwrap();
-        assert_eq!(far.receive::<ParentMessage>().unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(far.receive::<Run>().unwrap_err().kind(), ErrorKind::InvalidData);
         drop(near);
-        assert_eq!(far.receive::<ParentMessage>().unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(far.receive::<Run>().unwrap_err().kind(), ErrorKind::UnexpectedEof);
     }
 }

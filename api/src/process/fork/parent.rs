@@ -14,7 +14,8 @@ use volt_vmm::internal::{paths, random_hex};
 use volt_vmm::{Cure, Error, FileRef, Handover, Invalid, Vm, VmShape};
 
 use super::children;
-use super::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
+use super::detachment::Detachment;
+use super::{ChildMessage, ChildSetup, ForkSocket, Run};
 use crate::failure::Failure;
 use crate::process::child_command::{CHILD_NAME, child_arguments, confinement_of_child};
 use crate::process::{confinement, start};
@@ -49,7 +50,9 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<ChildSpec>, paused: bool) -> Result<Vec<
     // The children start while the parent captures its VM.
     let setup = ChildSetup { shape: VmShape::of(&config), overrides: Overrides::default(), paused };
     let confinement = confinement_of_child(&confinement::chosen())?;
-    let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, &setup, &confinement));
+    let detachment =
+        Detachment::new().map_err(|source| Failure::system("create the pipe of a fork", source))?;
+    let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, &setup, &confinement, &detachment));
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
     let handover = vm.snapshot_in_memory()?.handover()?;
     for child in &mut children {
@@ -60,12 +63,13 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<ChildSpec>, paused: bool) -> Result<Vec<
         child.receive_ready()?;
     }
     for child in &mut children {
-        child.send(&ParentMessage::Run)?;
+        child.send(&Run)?;
     }
     for child in &mut children {
         child.receive_ready()?;
     }
-    Ok(children.into_iter().map(Child::detach).collect())
+    detachment.detach_all().map_err(|source| Failure::system("detach the children of a fork", source))?;
+    Ok(children.into_iter().map(Child::release).collect())
 }
 
 /// Checks what needs no child.
@@ -119,13 +123,19 @@ struct Child {
 }
 
 impl Child {
-    fn spawn(wanted: ChildSpec, setup: &ChildSetup, confinement: &str) -> Result<Self, Failure> {
+    fn spawn(
+        wanted: ChildSpec,
+        setup: &ChildSetup,
+        confinement: &str,
+        detachment: &Detachment,
+    ) -> Result<Self, Failure> {
         let ChildSpec { api_socket, serial, overrides } = wanted;
         let failed = |act: &str, source: io::Error| {
             Failure::child(&api_socket, volt_vmm::problem(&Failure::system(act, source)))
         };
         let id = random_hex()?;
         let (near, far) = UnixStream::pair().map_err(|source| failed("create its socket", source))?;
+        let detachment = detachment.of_child().map_err(|source| failed("duplicate its pipe", source))?;
         let output = match &serial {
             Some(path) => Some(
                 open_output(path).map_err(|source| failed(&format!("open {}", path.display()), source))?,
@@ -138,6 +148,7 @@ impl Child {
             stdin: Stream::File(far.into()),
             stdout: output.map_or(Stream::Null, |(file, _)| Stream::File(file.into())),
             stderr: Stream::Inherited,
+            descriptor: Some(detachment),
             ..Program::new(OWN_PROGRAM).arguments(child_arguments(&api_socket, &id, confinement))
         };
         let process = program.start();
@@ -195,9 +206,8 @@ impl Child {
         Failure::child(&self.forked.api_socket, format!("its process ended before the VM ran{how}"))
     }
 
-    /// Detaches a running child. A child that has ended by now has run, and is no error.
-    fn detach(mut self) -> Forked {
-        let _ = self.send(&ParentMessage::Detach);
+    /// Leaves a detached child alone. A child that has ended by now has run, and is no error.
+    fn release(mut self) -> Forked {
         self.process.take().into_iter().for_each(children::add);
         let Forked { pid, api_socket, id } = &mut self.forked;
         Forked { pid: *pid, api_socket: std::mem::take(api_socket), id: std::mem::take(id) }
