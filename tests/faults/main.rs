@@ -8,6 +8,7 @@ extern crate volt_test_macros;
 mod files;
 mod fork;
 mod left;
+mod requests;
 mod started;
 mod vm;
 

@@ -5,7 +5,6 @@ use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::{Deserialize, Deserializer, Serialize};
-use tokio::task::JoinError;
 use volt_vmm::{Cure, Error, cure};
 
 use crate::cures;
@@ -94,8 +93,9 @@ impl Fault {
     }
 
     /// Reports a panic in a call of the library: the one refusal that no request can avoid.
-    pub(super) fn panicked(error: JoinError) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("volt-vmm has a bug: {error}"))
+    pub(super) fn panicked() -> Self {
+        let problem = "volt-vmm has a bug: the request's thread panicked; standard error says where";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, problem)
     }
 }
 

@@ -3,7 +3,6 @@
 //! A handler makes one call of the synchronous library, through [`Api::call`]. Every refusal, axum's own
 //! included, is a [`Fault`].
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -12,6 +11,7 @@ use axum::http::{Method, Uri};
 use crate::process::vm_slot::Slot;
 
 mod body;
+mod calls;
 mod error;
 mod firecracker;
 mod server;
@@ -21,6 +21,7 @@ pub(crate) mod testing;
 mod v1;
 
 pub(crate) use crate::rest::v1::fork::{ChildOfFork, ForkRequest, Forks};
+use calls::Calls;
 use error::Fault;
 pub(crate) use error::FaultMessage;
 pub(crate) use firecracker::names::snapshot::{CreateSnapshot, SnapshotType};
@@ -33,13 +34,12 @@ struct Api {
     slot: Arc<Slot>,
     /// Configuration collected by Firecracker's paths for `InstanceStart`.
     draft: Arc<Mutex<firecracker::machine::Draft>>,
-    /// Number of ongoing calls of the library.
-    calls: Arc<AtomicUsize>,
+    calls: Calls,
 }
 
 impl Api {
     fn new(slot: Arc<Slot>) -> Self {
-        Self { slot, draft: Arc::default(), calls: Arc::default() }
+        Self { slot, draft: Arc::default(), calls: Calls::new() }
     }
 
     /// Runs one call of the library on a thread that may block. It continues to its end even if the client
@@ -48,29 +48,7 @@ impl Api {
         &self,
         act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
     ) -> Result<T, Fault> {
-        let slot = Arc::clone(&self.slot);
-        let ongoing = Ongoing::new(&self.calls);
-        let outcome = tokio::task::spawn_blocking(move || {
-            let _ongoing = ongoing;
-            act(&slot)
-        });
-        Ok(outcome.await.map_err(Fault::panicked)??)
-    }
-}
-
-/// Counts a call until it is dropped.
-struct Ongoing(Arc<AtomicUsize>);
-
-impl Ongoing {
-    fn new(calls: &Arc<AtomicUsize>) -> Self {
-        calls.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(calls))
-    }
-}
-
-impl Drop for Ongoing {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.calls.run(Arc::clone(&self.slot), act).await
     }
 }
 

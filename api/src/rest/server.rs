@@ -5,7 +5,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, pin::pin};
@@ -20,8 +19,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use super::{Api, Socket, router};
-use volt_vmm::internal::inherit_confinement;
-use volt_vmm::sandbox::ThreadKind;
 
 use crate::failure::Failure;
 use crate::process::vm_slot::Slot;
@@ -29,8 +26,6 @@ use crate::threads;
 
 /// Most connections at once; others wait in the socket's backlog.
 const CONNECTIONS: u32 = 64;
-/// Most calls of the library at once; others wait.
-const CALLS: usize = 4;
 /// Longest time for the head of a request, and for an idle connection.
 const HEAD: Duration = Duration::from_secs(10);
 /// Longest head of a request.
@@ -52,13 +47,7 @@ impl Server {
     /// The host refuses the thread, or a resource of the runtime.
     pub(crate) fn start(slot: Arc<Slot>, socket: Socket) -> Result<Self, Failure> {
         let refused = |source: io::Error| Failure::system("start the API server", source);
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .max_blocking_threads(CALLS)
-            .thread_name("volt-api-call")
-            .on_thread_start(|| inherit_confinement(Some(ThreadKind::Worker)))
-            .build();
-        let runtime = runtime.map_err(refused)?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(refused)?;
         let (closing, closed) = watch::channel(false);
         let body = move || serve(&runtime, slot, socket, closed);
         let thread = threads::spawn("api", "to serve the API", body)?;
@@ -74,7 +63,7 @@ impl Server {
 
 fn serve(runtime: &Runtime, slot: Arc<Slot>, socket: Socket, mut closed: watch::Receiver<bool>) {
     let api = Api::new(slot);
-    let calls = Arc::clone(&api.calls);
+    let calls = api.calls.clone();
     let room = Arc::new(Semaphore::new(CONNECTIONS as usize));
     runtime.block_on(async {
         let router = router(api);
@@ -85,7 +74,7 @@ fn serve(runtime: &Runtime, slot: Arc<Slot>, socket: Socket, mut closed: watch::
         }
         loop {
             let delivered = timeout(GOODBYE, room.acquire_many(CONNECTIONS)).await.is_ok();
-            if calls.load(Ordering::SeqCst) == 0 {
+            if calls.are_done() {
                 break;
             }
             if delivered {
