@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use volt_tests::injected::children_of;
 use volt_tests::{Boot, Child, Guest, Outcome, SECRET, Scratch, needs, wait_until};
 
+use crate::memory::pager::{Shared, goes_on};
+
 /// Returns a field of `/proc/PID/task/*/status` by thread (proc(5)).
 fn of_threads(pid: u32, field: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
@@ -20,12 +22,12 @@ fn of_threads(pid: u32, field: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Returns the threads of the guest that are filtered, and those that are not.
-fn filtered(guest: &Guest) -> (Vec<String>, Vec<String>) {
+/// Returns the threads of a guest's process, or of a pager, that are filtered, and those that are not.
+fn filtered(pid: u32) -> (Vec<String>, Vec<String>) {
     const FILTERS: &str = "Seccomp_filters"; // Linux 5.9
-    let threads = of_threads(guest.pid(), FILTERS);
+    let threads = of_threads(pid, FILTERS);
     // All have those of the harness. The starter has no others.
-    let children = children_of(guest.pid());
+    let children = children_of(pid);
     let starter = children.iter().filter(|(name, _)| name == "volt-starter");
     let unfiltered = starter.flat_map(|(_, pid)| of_threads(pid.cast_unsigned(), FILTERS));
     let fewest = threads.iter().cloned().chain(unfiltered).map(|(_, filters)| filters).min().unwrap();
@@ -70,10 +72,10 @@ fn all_threads_are_filtered_and_the_process_leaves_no_core() {
     for (guest, first_vcpu) in [(&guest, "volt-vcpu0"), (&clone, "volt-vmm")] {
         // The first thread of a booted VM's process starts the VM, then confines itself and waits.
         wait_until("all threads are filtered, the last to start too", || {
-            let (filtered, others) = filtered(guest);
+            let (filtered, others) = filtered(guest.pid());
             others.is_empty() && filtered.iter().any(|name| name == "volt-api")
         });
-        let (filtered, _) = filtered(guest);
+        let (filtered, _) = filtered(guest.pid());
         for thread in [first_vcpu, "volt-vcpu1", "volt-devices", "volt-api"] {
             assert!(filtered.iter().any(|name| name == thread), "{thread}: {filtered:?}");
         }
@@ -83,17 +85,28 @@ fn all_threads_are_filtered_and_the_process_leaves_no_core() {
 }
 
 #[test]
+fn all_threads_of_a_shared_pager_are_filtered() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let mut guest = shared.restore(&[]);
+    goes_on(&mut guest);
+    let (filtered, others) = filtered(shared.pager().as_raw_nonzero().get().cast_unsigned());
+    assert_eq!(others, [""; 0]);
+    assert!(filtered.iter().any(|name| name == "volt-pager"), "{filtered:?}");
+}
+
+#[test]
 fn options_leave_out_the_filters_or_the_whole_confinement() {
     needs!(kvm);
     let guest = running(&["--no-seccomp"]);
-    assert_eq!(filtered(&guest).0, [""; 0]);
+    assert_eq!(filtered(guest.pid()).0, [""; 0]);
     assert_eq!(core_limit(guest.pid()), ["0", "0"]);
     let guest = running(&["--confine", "off"]);
-    assert_eq!(filtered(&guest).0, [""; 0]);
+    assert_eq!(filtered(guest.pid()).0, [""; 0]);
     assert_eq!(core_limit(guest.pid()), core_limit(std::process::id()));
     let mut clone = guest.snapshot().restore_as(&["--no-seccomp"]);
     clone.next_number("count");
-    assert_eq!(filtered(&clone).0, [""; 0]);
+    assert_eq!(filtered(clone.pid()).0, [""; 0]);
 }
 
 #[test]
@@ -127,7 +140,7 @@ fn doctor_tells_the_confinement_in_force() {
         (outcome.status, serde_json::from_str::<Value>(&outcome.stdout).unwrap())
     };
     let guest = running(&[]);
-    wait_until("all threads are filtered", || filtered(&guest).1.is_empty());
+    wait_until("all threads are filtered", || filtered(guest.pid()).1.is_empty());
     let (status, report) = security(&guest);
     // A kernel may have no Landlock.
     let has_landlock = report["kinds"].as_array().unwrap().iter().all(|kind| kind["landlock"] == true);

@@ -6,7 +6,7 @@ mod large_base;
 mod lazy;
 mod lazy_forks;
 mod limited;
-mod pager;
+pub(crate) mod pager;
 mod pager_devices;
 mod pager_groups;
 mod pager_hostile;

@@ -29,7 +29,7 @@ use crate::memory::lazy::source::PageSource;
 use crate::memory::lazy::userfault::Userfault;
 use crate::packets::{receive, send};
 use crate::paths;
-use crate::sandbox::ThreadKind;
+use crate::sandbox::{ThreadKind, confine_this_thread};
 use crate::sockets::peer_of;
 use crate::sync::lock;
 use crate::threads;
@@ -67,6 +67,7 @@ pub fn serve(
     let server = Server::new(&claim, source)?;
     listening();
     place.remove_abandoned();
+    confine_this_thread(ThreadKind::Worker);
     server.run(linger)
 }
 
@@ -499,7 +500,7 @@ fn is_userfaultfd(fd: &OwnedFd) -> bool {
 fn has_events(userfault: &Userfault) -> io::Result<bool> {
     /// `UFFD_FEATURE_EVENT_FORK`, `_REMAP`, `_REMOVE` and `_UNMAP`.
     const EVENTS: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", userfault.as_fd().as_raw_fd()))?;
+    let info = paths::info_of(userfault)?;
     // The line is "API:", then the version, the enabled features and the kernel's features, separated by
     // colons.
     let features = info.lines().find_map(|line| line.strip_prefix("API:")?.trim().split(':').nth(1));

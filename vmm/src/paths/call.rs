@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -55,6 +55,8 @@ pub(super) enum PathCall {
     Listen(ListenOptions),
     /// The path of the file beside the call, as the kernel tells it.
     PathOf,
+    /// What the kernel tells of the file beside the call (`/proc/PID/fdinfo` of proc(5)).
+    InfoOf,
     /// Connects to a pager's socket of packets, without a wait.
     ConnectToPager,
     /// Binds this TCP port of 127.0.0.1 for a moment.
@@ -68,6 +70,7 @@ pub(super) enum Answer {
     Opened(OwnedFd),
     Listening { socket: OwnedFd, file: (u64, u64) },
     Path(PathText),
+    Text(String),
 }
 
 impl Answer {
@@ -112,6 +115,10 @@ impl PathCall {
                 return Ok(Answer::Listening { socket: socket.into(), file });
             }
             Self::PathOf => return Ok(Answer::Path(super::path_of(at)?.as_path().into())),
+            Self::InfoOf => {
+                let number = at.as_raw_fd();
+                return Ok(Answer::Text(std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?));
+            }
             Self::ConnectToPager => {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

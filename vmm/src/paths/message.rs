@@ -87,6 +87,7 @@ pub(super) enum Answer {
         file: (u64, u64),
     },
     Path(PathText),
+    Text(String),
     Holder(Option<Holder>),
     /// The program runs in this process. A descriptor of it lies beside it.
     Started {

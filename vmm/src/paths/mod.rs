@@ -268,6 +268,14 @@ pub fn real_path(file: BorrowedFd<'_>) -> io::Result<PathBuf> {
     }
 }
 
+/// What the kernel tells of an open file (`/proc/PID/fdinfo` of proc(5)).
+pub fn info_of(file: impl AsFd) -> io::Result<String> {
+    match make(Some(file.as_fd()), Path::new(""), PathCall::InfoOf)? {
+        Answer::Text(text) => Ok(text),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
 /// Opens the file of an open descriptor anew.
 pub fn reopen(file: impl AsFd, flags: OFlags) -> io::Result<File> {
     open(own_path(&file), flags, 0)

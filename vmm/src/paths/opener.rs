@@ -110,6 +110,7 @@ pub(super) fn make(beside: Option<BorrowedFd<'_>>, path: &Path, call: PathCall) 
         (Answer::Done, None) => call::Answer::Done,
         (Answer::Done, Some(file)) => call::Answer::Opened(file),
         (Answer::Path(path), None) => call::Answer::Path(path),
+        (Answer::Text(text), None) => call::Answer::Text(text),
         (Answer::Listening { file }, Some(socket)) => call::Answer::Listening { socket, file },
         _ => return Err(io::ErrorKind::InvalidData.into()),
     })

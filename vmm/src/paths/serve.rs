@@ -341,6 +341,7 @@ fn answer_call(
         call::Answer::Done => (Answer::Done, None),
         call::Answer::Opened(file) => (Answer::Done, Some(file)),
         call::Answer::Path(path) => (Answer::Path(path), None),
+        call::Answer::Text(text) => (Answer::Text(text), None),
         call::Answer::Listening { socket, file } => {
             rules.add_made(at, &pinned.path, file);
             (Answer::Listening { file }, Some(socket))

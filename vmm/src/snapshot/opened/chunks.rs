@@ -36,7 +36,7 @@ pub(crate) fn source_of(pack: Arc<Pack>) -> Box<dyn PageSource> {
 
 /// Serves as the pager of the pack in `pack`, called `name` in errors, until it has had no VM for `linger`.
 /// Returns at once if another pager serves it. VMs of `group` find it in `directory`. Calls `listening` once
-/// VMs can connect.
+/// VMs can connect. In a confined process the calling thread is confined from then on.
 ///
 /// # Errors
 /// The file is no pack, or the host refuses a resource.
