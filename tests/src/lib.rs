@@ -73,20 +73,20 @@ pub fn suite(name: &'static str) -> volt_test_runner::Suite {
     volt_test_runner::Suite { name, limit: patience::limit() }
 }
 
-/// Returns the number of generations of snapshots in a test: 10, or the number in `VOLT_GENERATIONS`.
+/// Returns the number of generations of snapshots in a test: 6, or the number in `VOLT_GENERATIONS`.
 ///
 /// # Panics
 /// `VOLT_GENERATIONS` is no number.
 #[must_use]
 pub fn generations() -> usize {
     let given = std::env::var("VOLT_GENERATIONS").ok();
-    given.map_or(10, |given| given.parse().expect("VOLT_GENERATIONS is a number"))
+    given.map_or(6, |given| given.parse().expect("VOLT_GENERATIONS is a number"))
 }
 
-/// Returns the number of clones of each kind in a test: 5, or half of `VOLT_GENERATIONS`.
+/// Returns the number of clones of each kind in a test: 5, or half of `VOLT_GENERATIONS` if that is more.
 #[must_use]
 pub fn clones() -> usize {
-    generations() / 2
+    (generations() / 2).max(5)
 }
 
 /// Returns a raw memory file with zeros for the generation id and VMClock. These pages differ in every clone.
