@@ -8,6 +8,7 @@ mod cli;
 mod client;
 mod cures;
 mod failure;
+mod fatal_signals;
 mod output;
 mod process;
 mod rest;

@@ -7,8 +7,7 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use volt_vmm::internal::ThisThread;
-
+use crate::fatal_signals;
 use crate::process::exit::Status;
 use crate::terminal;
 
@@ -22,15 +21,15 @@ pub(crate) fn install_handlers() {
         unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = on_fault as extern "C" fn(_, _, _) as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESETHAND;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigaction(signal, &raw const action, ptr::null_mut());
         }
     }
 }
 
-extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passed `info` to this handler.
-    let sent = unsafe { (*info).si_code <= 0 };
+    let sent = unsafe { fatal_signals::is_sent(info) };
     let truncated = || (signal == libc::SIGBUS).then(volt_vmm::truncated_memory).flatten();
     if let Some(why) = volt_vmm::unreadable_memory().or_else(truncated).filter(|_| !sent) {
         terminal::leave_raw_mode();
@@ -41,9 +40,9 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut 
         // SAFETY: runs no exit handlers, which might wait for this thread.
         unsafe { libc::_exit(Status::Crashed.code().into()) };
     }
-    // The kernel has set the default action (SA_RESETHAND). A CPU fault repeats when this handler returns and
-    // then meets it. A signal from kill(2) does not repeat, so the handler raises it again.
     if sent {
-        ThisThread::get().signal(signal);
+        fatal_signals::exit(signal);
     }
+    // SAFETY: the kernel passed `context` to this handler.
+    unsafe { fatal_signals::repeat_with_default_action(signal, context) };
 }

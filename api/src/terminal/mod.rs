@@ -18,7 +18,9 @@ use std::sync::{Once, OnceLock};
 use std::{panic, ptr, thread};
 
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
-use volt_vmm::internal::{ThisThread, isolation};
+use volt_vmm::internal::isolation;
+
+use crate::fatal_signals;
 
 /// Signals that the kernel sends for errors of the program.
 const FATAL: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGABRT, libc::SIGFPE];
@@ -115,22 +117,18 @@ fn handle_fatal_signals() {
         unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = on_fatal_signal as Handler as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESETHAND;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigaction(signal, &raw const action, ptr::null_mut());
         }
     }
 }
 
 /// Resets the terminal, then lets the earlier handler handle the signal.
-///
-/// The kernel has set the default action (SA_RESETHAND). A CPU fault repeats when this handler returns and
-/// then meets it. A signal from kill(2) does not repeat: the handler raises it again.
 extern "C" fn on_fatal_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     leave_raw_mode();
     // SAFETY: the kernel passed `info`.
-    if unsafe { (*info).si_code } <= 0 {
-        ThisThread::get().signal(signal);
-        return;
+    if unsafe { fatal_signals::is_sent(info) } {
+        fatal_signals::exit(signal);
     }
     let earlier = FATAL.iter().position(|fatal| *fatal == signal).zip(EARLIER.get());
     let earlier = earlier.map(|(index, earlier)| earlier[index]);
@@ -142,5 +140,8 @@ extern "C" fn on_fatal_signal(signal: libc::c_int, info: *mut libc::siginfo_t, c
         // from the kernel.
         let handler: Handler = unsafe { std::mem::transmute(action.sa_sigaction) };
         handler(signal, info, context);
+    } else {
+        // SAFETY: the kernel passed `context`.
+        unsafe { fatal_signals::repeat_with_default_action(signal, context) };
     }
 }

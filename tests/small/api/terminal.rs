@@ -80,7 +80,7 @@ fn faults_and_forbidden_calls_of_a_vcpu_reset_the_terminal() {
             6
         } else {
             signal_thread(guest.pid(), vcpu, signal);
-            -signal.as_raw()
+            128 + signal.as_raw()
         };
         let outcome = guest.wait_exit();
         assert_eq!(outcome.status, status, "{signal:?}: {outcome:?}");
