@@ -87,6 +87,30 @@ fn forbidden_calls_kill_every_kind_of_thread() {
     }
 }
 
+/// Names the kind of thread in the process that the next test starts.
+const PANICS_AS: &str = "VOLT_PANICS_AS";
+
+#[test]
+fn panic_of_any_kind_of_thread_is_told_and_caught() {
+    if let Ok(name) = std::env::var(PANICS_AS) {
+        let kind = ThreadKind::ALL.into_iter().find(|kind| kind.name() == name).unwrap();
+        // SAFETY: the calls take numbers.
+        unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+        Filters::new(OnForbiddenCall::KillProcess, None).unwrap().install(kind).unwrap();
+        let caught = std::panic::catch_unwind(|| panic!("on purpose")).is_err();
+        // SAFETY: as above. The harness makes calls that the filter forbids.
+        unsafe { libc::_exit(i32::from(!caught)) };
+    }
+    for kind in ThreadKind::ALL {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args([crate::testing::running().as_str(), "--exact", "--nocapture"]);
+        // A backtrace opens files.
+        let outcome = command.env(PANICS_AS, kind.name()).env("RUST_BACKTRACE", "0").output().unwrap();
+        let told = String::from_utf8_lossy(&outcome.stderr);
+        assert!(outcome.status.success() && told.contains("on purpose"), "{kind:?}: {outcome:?}");
+    }
+}
+
 #[test]
 fn filters_of_a_file_need_every_kind_and_no_other() {
     let one = |kind: &str| {
