@@ -18,6 +18,24 @@ pub(crate) fn wait_while<'a, T>(
     changed.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Threads wait until it is opened. It stays open.
+#[derive(Debug, Default)]
+pub(crate) struct Latch {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Latch {
+    pub fn open(&self) {
+        *lock(&self.is_open) = true;
+        self.opened.notify_all();
+    }
+
+    pub fn wait(&self) {
+        drop(wait_while(&self.opened, lock(&self.is_open), |is_open| !*is_open));
+    }
+}
+
 /// Adds `count` to an event (eventfd(2)), which wakes those that wait for it. Tries twice: a thread that
 /// nobody wakes would wait for ever. An event that is full wakes them anyway.
 pub(crate) fn signal(event: impl AsFd, count: u64) {

@@ -112,8 +112,8 @@ impl VcpuThread {
     }
 }
 
-/// The first vCPU of a VM, which waits for a lent thread.
-#[derive(Debug)]
+/// The first vCPU of a VM, which waits for a lent thread. Cloning shares it.
+#[derive(Clone, Debug)]
 pub struct LentVcpu {
     vcpu: Arc<Mutex<Vcpu>>,
     control: Arc<Control>,

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::machine::{LentVcpu, Machine};
 use crate::sandbox;
 use crate::sandbox::ThreadKind;
+use crate::sync::Latch;
 use crate::threads;
 use crate::vm::Vm;
 
@@ -44,22 +45,52 @@ impl LentVm {
     /// The host gives no thread; the guest has not run then.
     pub fn run<T: Send>(self, beside: impl FnOnce(Arc<Vm>) -> T + Send) -> Result<T> {
         let Self { vm, first_vcpu } = self;
+        let is_parked = Latch::default();
         if first_vcpu.is_none() {
             sandbox::confine_this_thread(ThreadKind::Worker);
         }
         thread::scope(|scope| {
+            let (kept, wait) = (first_vcpu.clone(), &is_parked);
             let session = threads::spawn_scoped(scope, "session", move || {
+                // The lent thread may not close what it would own last. Dropped after the VM, also if a call panics.
+                let _outlives = Outlives { kept, until: wait };
+                let vm = vm;
                 vm.prefetch();
                 thread::sleep(GUEST_FIRST);
                 sandbox::confine_this_thread(ThreadKind::Worker);
                 vm.hold_files();
                 beside(vm)
             })?;
+            let opened = OpensAtEnd(&is_parked);
             if let Some(vcpu) = first_vcpu {
                 vcpu.run();
             }
+            drop(opened);
             Ok(session.join().unwrap_or_else(|panic| resume_unwind(panic)))
         })
+    }
+}
+
+/// Holds a lent vCPU until its thread has let go of it.
+struct Outlives<'l> {
+    kept: Option<LentVcpu>,
+    until: &'l Latch,
+}
+
+impl Drop for Outlives<'_> {
+    fn drop(&mut self) {
+        if self.kept.is_some() {
+            self.until.wait();
+        }
+    }
+}
+
+/// Opens a latch when dropped.
+struct OpensAtEnd<'l>(&'l Latch);
+
+impl Drop for OpensAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.open();
     }
 }
 
