@@ -11,6 +11,7 @@
 //! A parked vCPU has left `KVM_RUN` and finished its last exit.
 
 use std::fmt::{Debug, Formatter};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -104,13 +105,18 @@ enum End {
     Known(Outcome),
     /// Its examination, for the thread that waits for the end: the vCPU's own may not make all calls for it.
     Unknown(Box<dyn FnOnce() -> Outcome + Send>),
+    /// A thread examines it.
+    Examined,
 }
 
 impl End {
     fn examine(self) -> Outcome {
         match self {
             Self::Known(outcome) => outcome,
-            Self::Unknown(examine) => examine(),
+            // It reads memory, perhaps of a file. A panic must not leave other threads waiting.
+            Self::Unknown(examine) => catch_unwind(AssertUnwindSafe(examine))
+                .unwrap_or_else(|_| Err("its examination panicked".to_owned())),
+            Self::Examined => Ok(Ending::Stopped), // not before `wait_end` has the outcome
         }
     }
 }
@@ -120,6 +126,7 @@ impl Debug for End {
         match self {
             Self::Known(outcome) => outcome.fmt(f),
             Self::Unknown(_) => f.write_str("Unknown"),
+            Self::Examined => f.write_str("Examined"),
         }
     }
 }
@@ -241,11 +248,16 @@ impl Control {
     /// # Errors
     /// [`Error::Crashed`] if the guest crashed.
     pub(crate) fn wait_end(&self) -> Result<Ending> {
-        let state = lock(&self.state);
-        let mut state =
-            wait_while(&self.changed, state, |state| state.end.is_none() || !state.kicks.is_empty());
-        let outcome = state.end.take().map_or(Ok(Ending::Stopped), End::examine);
-        state.end = Some(End::Known(outcome.clone()));
+        let is_on = |state: &mut ControlState| {
+            matches!(state.end, None | Some(End::Examined)) || !state.kicks.is_empty()
+        };
+        let mut state = wait_while(&self.changed, lock(&self.state), is_on);
+        let end = state.end.replace(End::Examined);
+        // Without the lock, since memory may be on a file system that does not answer.
+        drop(state);
+        let outcome = end.map_or(Ok(Ending::Stopped), End::examine);
+        lock(&self.state).end = Some(End::Known(outcome.clone()));
+        self.changed.notify_all();
         outcome.map_err(Error::Crashed)
     }
 
