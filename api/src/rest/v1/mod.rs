@@ -61,8 +61,9 @@ async fn end_recording(State(api): State<Api>) -> Result<Json<RecordingSummary>,
 }
 
 /// Describes the confinement of the process.
-async fn security() -> Json<InForce> {
-    Json(in_force())
+async fn security(State(api): State<Api>) -> Result<Json<InForce>, Fault> {
+    // It waits for the opener.
+    api.call(|_| Ok(in_force())).await.map(Json)
 }
 
 /// Ends the VM and the process at once.
