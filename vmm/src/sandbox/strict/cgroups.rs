@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::partial::random_hex;
 
-/// Processes and threads of a VM. The API server has most: up to 512 that may block.
+/// Processes and threads of a VM. Packing, prefetching and requests have some for each processor.
 const MOST_THREADS: u32 = 1024;
 /// Memory of a VM's process besides that of its guest, in bytes.
 const MEMORY_OVERHEAD: u64 = 128 << 20;
@@ -117,15 +117,14 @@ impl Cgroup {
     }
 }
 
-/// Makes the directory of a group. One of this name that an earlier process left is replaced. Where it has
-/// processes, those of another pid namespace, the name gets an addition.
+/// Makes the directory of a group. The name gets an addition if it is taken: an earlier process may have left
+/// the group, or another process with this number, in another pid namespace, is about to enter it.
 fn make_directory(parent: &Path, name: &str) -> io::Result<PathBuf> {
     let directory = parent.join(name);
     match fs::create_dir(&directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let other = parent.join(format!("{name}-{}", random_hex().map_err(io::Error::other)?));
-            let free = if fs::remove_dir(&directory).is_ok() { directory } else { other };
-            fs::create_dir(&free).map(|()| free)
+            fs::create_dir(&other).map(|()| other)
         }
         made => made.map(|()| directory),
     }
@@ -219,16 +218,15 @@ mod tests {
     }
 
     #[test]
-    fn group_that_an_earlier_process_left_is_replaced_and_one_in_use_is_not() {
+    fn taken_name_of_a_group_gets_an_addition() {
         let scratch = ScratchDir::new();
         let parent = scratch.join("parent");
-        let left = parent.join("vm");
-        fs::create_dir_all(&left).unwrap();
-        assert_eq!(make_directory(&parent, "vm").unwrap(), left);
-        // A directory with files stands for a group with processes: neither can be removed.
-        fs::write(left.join("file"), "").unwrap();
+        fs::create_dir_all(&parent).unwrap();
+        let first = make_directory(&parent, "vm").unwrap();
+        assert_eq!(first, parent.join("vm"));
+        // Another process may be about to enter the first one.
         let other = make_directory(&parent, "vm").unwrap();
         let name = other.file_name().unwrap().to_str().unwrap();
-        assert!(name.starts_with("vm-") && left.join("file").exists(), "{name}");
+        assert!(name.starts_with("vm-") && first.exists(), "{name}");
     }
 }
