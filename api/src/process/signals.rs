@@ -117,16 +117,17 @@ fn end(signal: libc::c_int, set: &libc::sigset_t, slot: &Arc<Slot>, clean_up: &C
     }
 }
 
-/// Removes files, and leaves them if that takes too long.
+/// Removes files, and leaves them if that takes too long, which takes a thread.
 fn clean_up_for_a_while(clean_up: &CleanUp) {
     let (done, wait) = mpsc::channel();
-    let clean_up = Arc::clone(clean_up);
+    let theirs = Arc::clone(clean_up);
     let started = threads::spawn("clean-up", "to remove files", move || {
-        clean_up();
+        theirs();
         let _ = done.send(());
     });
-    if started.is_ok() {
-        let _ = wait.recv_timeout(TO_CLEAN_UP);
+    match started {
+        Ok(_) => drop(wait.recv_timeout(TO_CLEAN_UP)),
+        Err(_) => clean_up(),
     }
 }
 
