@@ -33,17 +33,19 @@ fn children(outcome: &Outcome, directory: &Path) -> Vec<Child> {
 /// Waits until no child of a failed fork is left; or until all run, which may be if their parent was killed:
 /// it had detached them, and could not answer any more.
 fn all_or_none(what: &str, directory: &Path, parent_was_killed: bool) {
-    /// A child that is not detached ends before its guest has said so many numbers.
+    /// A child that is not detached ends before its guest has said so many numbers after its parent's end.
     const MANY: usize = 40;
-    let runs = |name: &str| {
-        let output = fs::read_to_string(directory.join(name)).unwrap_or_default();
-        numbers(&output, "count").len() >= MANY
-    };
-    let mut all_run = false;
+    let said = ["1.out", "2.out"].map(|name| {
+        let count = move || {
+            let output = fs::read_to_string(directory.join(name)).unwrap_or_default();
+            numbers(&output, "count").len()
+        };
+        (count(), count)
+    });
     wait_until(what, || {
         let left = processes_in(directory);
-        all_run = parent_was_killed && left == 2 && ["1.out", "2.out"].into_iter().all(runs);
-        all_run || left == 0
+        let all_run = || left == 2 && said.iter().all(|(before, now)| now() >= before + MANY);
+        left == 0 || parent_was_killed && all_run()
     });
     Child::all_in(directory).into_iter().for_each(Child::stop);
 }

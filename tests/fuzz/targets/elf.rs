@@ -29,7 +29,9 @@ fuzz_target!(|input: Input| {
     if damage.is_empty() {
         for segment in segments.iter().filter(|segment| segment.is_loaded()) {
             let bytes = segment.bytes();
-            assert!(memory.read(segment.address(), bytes.len()) == bytes, "another segment");
+            // An empty one may have any address.
+            let is_there = bytes.is_empty() || memory.read(segment.address(), bytes.len()) == bytes;
+            assert!(is_there, "another segment");
         }
     }
 });

@@ -44,7 +44,7 @@ impl Case {
         let mut guest = boot.cmdline_words(&words).irqchip(irqchip).vcpus(vcpus).start();
         guest.wait_until_ready();
         let current = guest.order("read /sys/devices/system/clocksource/clocksource0/current_clocksource");
-        assert_eq!(current.concat(), clocksource);
+        assert_eq!(current.concat(), clocksource, "{irqchip}, {vcpus} vCPUs: {}", guest.output());
         guest.order("watch-clock");
         guest.order(&format!("periods {PERIOD}"));
         let before = clocks(&mut guest);

@@ -391,7 +391,9 @@ fn child_without_its_parent_ends_and_leaves_nothing() {
         [(&[][..], None), (&order, None), (&nothing_like_it, Some("is not a message of this version"))]
     {
         let (mut here, there) = UnixStream::pair().unwrap();
-        let mut command = Command::new(volt_tests::program::binary());
+        let mut command = Command::new("sh");
+        // In place of the pipe that tells when the parent detaches its children.
+        command.args(["-c", r#"exec "$0" "$@" 3</dev/null"#]).arg(volt_tests::program::binary());
         command.args(["forked", "--api-socket"]).arg(&socket).args(["--id", "f00", "--confinement"]);
         command.arg(confinement());
         let mut child = command.stdin(OwnedFd::from(there)).stdout(Stdio::null()).spawn().unwrap();
