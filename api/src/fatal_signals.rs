@@ -1,4 +1,4 @@
-//! How a handler of a fatal signal ends the process. Both ways make no system call that a filter could forbid.
+//! How a handler of a fatal signal ends the process. Both ways make no system call that a filter forbids.
 #![allow(unsafe_code)]
 
 /// Whether a process sent the signal. A CPU fault would repeat when the handler returns; such a signal does
@@ -17,9 +17,9 @@ pub(crate) fn exit(signal: libc::c_int) -> ! {
     unsafe { libc::_exit(128 + signal) }
 }
 
-/// Makes the fault that repeats after the handler end the process by the signal: the kernel gives a fault
-/// whose signal is blocked the default action (`force_sig_info_to_task` of kernel/signal.c). The handler stays
-/// for the faults of other threads.
+/// Makes the fault, which repeats after the handler, end the process by the signal: the kernel gives a fault
+/// whose signal is blocked the default action (`force_sig_info_to_task` of kernel/signal.c). The handler
+/// stays for the faults of other threads.
 ///
 /// # Safety
 /// `context` is what the kernel passed to the handler.

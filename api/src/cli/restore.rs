@@ -1,6 +1,7 @@
 //! `volt-vmm restore`: runs a VM from a snapshot. It is the fast path: only the restore itself happens before
 //! the guest runs.
 
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -94,7 +95,8 @@ impl Restore {
             .record(self.working_set.record);
         options.resume = !self.paused;
         // Strict confinement has limits for the VM's shape, and bounds for its files.
-        let snapshot = start::open(&self.dir, &options)?;
+        // Not dropped: this thread may not close files once it has run a vCPU, and then the process ends.
+        let snapshot = ManuallyDrop::new(start::open(&self.dir, &options)?);
         let config = snapshot.config();
         let bounds = || {
             let mut devices = config.devices.clone();

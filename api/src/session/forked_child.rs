@@ -71,7 +71,7 @@ fn of(parent: &mut Option<Parent>) -> volt_vmm::Result<&mut Parent> {
     parent.as_mut().ok_or_else(|| parent_lost(io::ErrorKind::NotConnected.into()))
 }
 
-/// What the parent gave this process.
+/// The ends that the parent gave this process.
 struct Parent {
     socket: ForkSocket,
     detachment: Awaited,

@@ -64,11 +64,11 @@ impl Session {
         make: impl FnOnce() -> volt_vmm::Result<LentVm>,
     ) -> Result<Status, Failure> {
         let mut lent = None;
-        let started = self.slot.start(act, || Ok(Arc::clone(lent.insert(make()?).vm())));
-        let lent = match started {
-            Ok(_) => lent.expect("make returned a VM"),
-            Err(error) => return self.not_started(error, signals::ended_by()),
-        };
+        // The returned VM is dropped at once: this thread may not close what it would own last.
+        if let Err(error) = self.slot.start(act, || Ok(Arc::clone(lent.insert(make()?).vm()))) {
+            return self.not_started(error, signals::ended_by());
+        }
+        let lent = lent.expect("make returned a VM");
         // This thread runs the first vCPU and is confined as such, so another one does everything else.
         lent.run(move |vm| {
             let services = self.start_services(&vm).inspect_err(|_| vm.stop());

@@ -47,12 +47,13 @@ const API: &Rooms = &[
     ("session", "rest process output terminal cures failure threads"),
     ("client", "rest cures failure"),
     ("rest", "process cures failure threads"),
-    ("process", "terminal failure threads"),
+    ("process", "terminal failure fatal_signals threads"),
     ("output", "failure threads"),
-    ("terminal", "failure threads"),
+    ("terminal", "failure fatal_signals threads"),
     ("cures", "failure"),
     ("threads", "failure"),
     ("failure", ""),
+    ("fatal_signals", ""),
 ];
 
 /// Checks the crate with this source directory. A crate without a table is checked for `/dev/kvm` only.

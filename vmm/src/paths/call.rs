@@ -55,7 +55,7 @@ pub(super) enum PathCall {
     Listen(ListenOptions),
     /// The path of the file beside the call, as the kernel tells it.
     PathOf,
-    /// What the kernel tells of the file beside the call (`/proc/PID/fdinfo` of proc(5)).
+    /// The kernel's description of the file beside the call (`/proc/PID/fdinfo` of proc(5)).
     InfoOf,
     /// Connects to a pager's socket of packets, without a wait.
     ConnectToPager,

@@ -268,7 +268,7 @@ pub fn real_path(file: BorrowedFd<'_>) -> io::Result<PathBuf> {
     }
 }
 
-/// What the kernel tells of an open file (`/proc/PID/fdinfo` of proc(5)).
+/// The kernel's description of an open file (`/proc/PID/fdinfo` of proc(5)).
 pub fn info_of(file: impl AsFd) -> io::Result<String> {
     match make(Some(file.as_fd()), Path::new(""), PathCall::InfoOf)? {
         Answer::Text(text) => Ok(text),

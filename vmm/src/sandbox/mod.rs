@@ -14,6 +14,8 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::sync::{Once, OnceLock};
 
+use rustix::fs::StatxFlags;
+
 use crate::error::{Error, Result};
 use crate::paths;
 use crate::paths::opener;
@@ -178,6 +180,9 @@ pub fn confine(confinement: &Confinement) -> Result<()> {
     // rustix finds the vDSO at its first use of a clock. Before Linux 6.4 it opens /proc/self/auxv for that,
     // which a confined thread may not.
     let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // If its first statx(2) fails, rustix tries whether the kernel has that, by a call that a confined thread
+    // may not make.
+    let _ = rustix::fs::statx(rustix::fs::CWD, "/", rustix::fs::AtFlags::empty(), StatxFlags::empty());
     // In this order: the opener stays in the host's namespaces, and a user namespace is entered by a process
     // that is dumpable.
     if *opener {

@@ -52,7 +52,8 @@ impl LentVm {
         thread::scope(|scope| {
             let (kept, wait) = (first_vcpu.clone(), &is_parked);
             let session = threads::spawn_scoped(scope, "session", move || {
-                // The lent thread may not close what it would own last. Dropped after the VM, also if a call panics.
+                // The lent thread may not close what it would own last. Dropped after the VM, also if a call
+                // panics.
                 let _outlives = Outlives { kept, until: wait };
                 let vm = vm;
                 vm.prefetch();
