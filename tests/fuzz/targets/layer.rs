@@ -35,6 +35,17 @@ enum Live {
     OtherLayer(u64),
 }
 
+impl Live {
+    /// Whether it holds in the layer with this id.
+    fn is_current(&self, id: u64) -> bool {
+        match self {
+            Self::ThisBoot => true,
+            Self::OtherBoot(by) => *by == 0,
+            Self::OtherLayer(other) => *other == id,
+        }
+    }
+}
+
 fn boot_id() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot id");
     u128::from_str_radix(&text.trim().replace('-', ""), 16).expect("hex digits")
@@ -87,8 +98,9 @@ fuzz_target!(|input: Input| {
         }
         Ok(all) => {
             assert_eq!(all.len() as u64, LEN);
-            let counts = match input.live {
-                Some((Live::ThisBoot, bits)) if input.version.is_none_or(|version| version % 4 == 2) => bits,
+            let is_of_2 = input.version.is_none_or(|version| version % 4 == 2);
+            let counts = match &input.live {
+                Some((live, bits)) if is_of_2 && live.is_current(input.id) => *bits,
                 _ => 0,
             };
             let stored = file.get(data(own).start as usize..).unwrap_or_default();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use volt_tests::injected::children_of;
 use volt_tests::{Boot, Child, Guest, Outcome, SECRET, Scratch, needs, wait_until};
 
-use crate::memory::pager::{Shared, goes_on};
+use crate::memory::{Shared, goes_on};
 
 /// Returns a field of `/proc/PID/task/*/status` by thread (proc(5)).
 fn of_threads(pid: u32, field: &str) -> Vec<(String, String)> {

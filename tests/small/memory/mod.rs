@@ -6,8 +6,10 @@ mod large_base;
 mod lazy;
 mod lazy_forks;
 mod limited;
-pub(crate) mod pager;
+mod pager;
 mod pager_devices;
 mod pager_groups;
 mod pager_hostile;
 mod unreadable;
+
+pub(crate) use pager::{Shared, goes_on};

@@ -263,7 +263,8 @@ impl ClusterMap {
         let bits = bits::read(file, HEADER, bits as usize)?;
         let (base, id, version) = (identity, word(32), half(8));
         let mut map = Self { base, id, version, bits, dirty: BTreeSet::new(), live: None };
-        if len >= map.end() + live_map::len_with(map.bits.len() as u64)
+        if version == VERSION
+            && len >= map.end() + live_map::len_with(map.bits.len() as u64)
             && let Some(found) = LiveMap::load(file, map.end(), map.id)?
         {
             map.add_live_map(file, found)?;
