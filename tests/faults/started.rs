@@ -1,10 +1,13 @@
 //! Starts of VMs under faults: restores, also through a pager, and disks with layers. The guest runs right,
 //! or the VM ends with an error.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 
-use volt_tests::faults::{Case, Injector, Sample, Side};
-use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, numbers, wait_until};
+use rustix::process::Pid;
+use volt_tests::faults::{Case, Injector, Sample, Side, wait_for_end};
+use volt_tests::injected::children_of;
+use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, numbers, processes_with, wait_until};
 
 use crate::left::ended_well;
 
@@ -45,7 +48,14 @@ fn each_restore(name: &str, side: Side, snapshot: &Snapshot, options: &dyn Fn() 
         assert!(!output.contains("WRONG"), "{case}: {output}\n{messages}");
         assert!(!messages.contains("panicked"), "{case}: {messages}");
         match course {
-            Course::Runs => shown(&case, &messages),
+            Course::Runs => {
+                shown(&case, &messages);
+                let mut beside = children_of(guest.pid());
+                // A pager outlives its VMs.
+                beside.retain(|(name, _)| ["volt-opener", "volt-starter"].contains(&name.as_str()));
+                guest.kill();
+                beside.into_iter().filter_map(|(_, pid)| Pid::from_raw(pid)).for_each(wait_for_end);
+            }
             Course::Ended(outcome) => ended_well(&case, hit.as_ref(), &outcome),
         }
     }
@@ -79,11 +89,16 @@ fn lazy_restore(side: Side) {
 /// Each restore starts a pager of its own, which has the faults too.
 fn paged_restore(side: Side) {
     let (snapshot, scratch) = (counted(&PACKED), Scratch::new());
+    let directories = RefCell::new(Vec::new());
     let options = || {
-        let directory = scratch.fresh("pagers").display().to_string();
-        ["--pager", "shared", "--pager-dir", &directory].map(str::to_owned).to_vec()
+        let directory = scratch.fresh("pagers");
+        directories.borrow_mut().push(directory.clone());
+        ["--pager", "shared", "--pager-dir", directory.to_str().unwrap()].map(str::to_owned).to_vec()
     };
     each_restore("restore with a pager", side, &snapshot, &options);
+    for directory in directories.into_inner() {
+        wait_until("the pagers of VMs that have ended end", || processes_with(&directory).is_empty());
+    }
 }
 
 // ---- Layers ----

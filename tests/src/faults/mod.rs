@@ -23,6 +23,7 @@ mod tracee;
 pub use calls::Side;
 pub use cases::{Case, Sample};
 pub use fault::Fault;
+pub use tracee::wait_for_end;
 
 use std::fmt;
 use std::fs;

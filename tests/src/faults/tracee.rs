@@ -212,10 +212,13 @@ pub(super) fn kill(process: Option<Pid>) {
     }
 }
 
-/// Waits until a process has ended, also if its parent has not taken its status.
-pub(super) fn wait_for_end(process: Pid) {
+/// Waits until a process beside a VM that has ended ends too, also if its parent has not taken its status.
+///
+/// # Panics
+/// It does not end in time.
+pub fn wait_for_end(process: Pid) {
     let name = format!("/proc/{}/stat", id(process));
-    wait_until("a process beside a killed VM ends", || {
+    wait_until("a process beside a VM that has ended ends", || {
         // The state follows the name in parentheses.
         fs::read_to_string(&name).map_or(true, |stat| stat.contains(") Z "))
     });

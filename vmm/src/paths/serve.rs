@@ -27,7 +27,7 @@ use super::message::{self, Answer, Request};
 use super::program::ProgramPattern;
 use super::rules::{Bounds, Pinned, Rules};
 use super::started::Started;
-use crate::error::{Result, report};
+use crate::error::{Error, Result, report};
 use crate::holders;
 
 /// An answer, and the descriptor beside it. Absent for a request without one.
@@ -70,9 +70,11 @@ pub(super) struct Ends {
 /// Runs the opener and the starter. The process was forked just now, and has one thread.
 pub(super) fn run(ends: &Ends, duties: &Duties<'_>) -> ! {
     let &Duties { harden, confine, bounds, bound, programs, these_programs_only } = duties;
-    occupy_low_numbers(ends);
-    block_signals();
-    if let Err(error) = harden() {
+    let prepared = occupy_low_numbers(ends).and_then(|()| {
+        block_signals();
+        harden()
+    });
+    if let Err(error) = prepared {
         log::error!("the process that opens files ends: {}", report(&error));
         // SAFETY: ends the process without the handlers that its parent registered.
         unsafe { libc::_exit(1) }
@@ -94,8 +96,11 @@ pub(super) fn run(ends: &Ends, duties: &Duties<'_>) -> ! {
 }
 
 /// Leaves the three descriptors open, and standard error. A descriptor of the VM would stay open after the
-/// VM.
-fn occupy_low_numbers(Ends { opener, starter, wake }: &Ends) {
+/// VM: with the VM's end of a socket, this process would never read its end.
+///
+/// # Errors
+/// The host refuses a descriptor.
+fn occupy_low_numbers(Ends { opener, starter, wake }: &Ends) -> Result<()> {
     /// Above all three numbers.
     const ABOVE: i32 = WAKE + 1;
     // SAFETY: the child owns copies of all descriptors, and uses none but these. They are not used under
@@ -103,7 +108,9 @@ fn occupy_low_numbers(Ends { opener, starter, wake }: &Ends) {
     unsafe {
         let above = |end: &OwnedFd| libc::fcntl(end.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE);
         for (copy, number) in [opener, starter, wake].map(above).into_iter().zip([OPENER, STARTER, WAKE]) {
-            libc::dup3(copy, number, libc::O_CLOEXEC);
+            if copy < 0 || libc::dup3(copy, number, libc::O_CLOEXEC) < 0 {
+                return Err(Error::host("keep its sockets", io::Error::last_os_error()));
+            }
         }
         libc::syscall(libc::SYS_close_range, ABOVE, libc::c_uint::MAX, 0);
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
@@ -111,6 +118,7 @@ fn occupy_low_numbers(Ends { opener, starter, wake }: &Ends) {
         libc::dup2(null, 1);
         libc::close(null);
     }
+    Ok(())
 }
 
 /// Sleeps until there is a request, at most as long as a restore takes. Ends this process if the VM's has
