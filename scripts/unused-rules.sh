@@ -17,8 +17,8 @@ not (by their numbers in asm/unistd_64.h), and each rule that no kind used, with
 
 A rule that is listed may still be needed: by another kernel, in the lab, where nothing is recorded, or after
 a failure. The first thread of a process is left out, because it is confined late.
-Takes root, and tracefs with raw_syscalls. Exit status 1 if the command
-fails, or if a rule of a kind was not used that tests/calls/unused.txt does not list.
+Takes root, and tracefs with raw_syscalls. Exit status 1 if the command fails, or if a kind of thread did not
+use a rule that tests/calls/unused.txt does not list.
 END
 }
 

@@ -65,11 +65,8 @@ impl Console {
     }
 
     /// Sends the output to `writer`. Each write carries the bytes since the last one, mostly a single byte.
-    /// The writer should not block, because the vCPU waits for it. In a process that is confined
-    /// ([`crate::sandbox::confine`]) it writes on threads that may make few system calls: it may take locks,
-    /// use memory and write to an open descriptor, and hand over bytes by a [`std::sync::Mutex`] and a
-    /// [`std::sync::Condvar`]. It may not open or close descriptors, sleep, or use `std::sync::mpsc`, which
-    /// yields.
+    /// The writer should not block, because the vCPU waits for it. In a confined process
+    /// ([`crate::sandbox::confine`]) it may only take locks, use memory and write to an open descriptor.
     #[must_use]
     pub fn to(writer: impl Write + Send + 'static) -> Self {
         Self::new(Sink::Writer(Box::new(writer)))

@@ -104,21 +104,8 @@ type Outcome = std::result::Result<Ending, String>;
 enum End {
     Known(Outcome),
     /// Its examination, for the thread that waits for the end: the vCPU's own may not make all calls for it.
-    Unknown(Box<dyn FnOnce() -> Outcome + Send>),
-    /// A thread examines it.
-    Examined,
-}
-
-impl End {
-    fn examine(self) -> Outcome {
-        match self {
-            Self::Known(outcome) => outcome,
-            // It reads memory, perhaps of a file. A panic must not leave other threads waiting.
-            Self::Unknown(examine) => catch_unwind(AssertUnwindSafe(examine))
-                .unwrap_or_else(|_| Err("its examination panicked".to_owned())),
-            Self::Examined => Ok(Ending::Stopped), // not before `wait_end` has the outcome
-        }
-    }
+    /// Absent once that thread has begun.
+    Unknown(Option<Box<dyn FnOnce() -> Outcome + Send>>),
 }
 
 impl Debug for End {
@@ -126,7 +113,6 @@ impl Debug for End {
         match self {
             Self::Known(outcome) => outcome.fmt(f),
             Self::Unknown(_) => f.write_str("Unknown"),
-            Self::Examined => f.write_str("Examined"),
         }
     }
 }
@@ -199,7 +185,7 @@ impl Control {
 
     /// Ends the guest. `examine` tells how, once its vCPUs are parked.
     pub(crate) fn end_examined(&self, examine: impl FnOnce() -> Outcome + Send + 'static) {
-        self.end_as(End::Unknown(Box::new(examine)));
+        self.end_as(End::Unknown(Some(Box::new(examine))));
     }
 
     fn end_as(&self, end: End) {
@@ -249,13 +235,21 @@ impl Control {
     /// [`Error::Crashed`] if the guest crashed.
     pub(crate) fn wait_end(&self) -> Result<Ending> {
         let is_on = |state: &mut ControlState| {
-            matches!(state.end, None | Some(End::Examined)) || !state.kicks.is_empty()
+            matches!(state.end, None | Some(End::Unknown(None))) || !state.kicks.is_empty()
         };
         let mut state = wait_while(&self.changed, lock(&self.state), is_on);
-        let end = state.end.replace(End::Examined);
-        // Without the lock, since memory may be on a file system that does not answer.
+        let examine = match &mut state.end {
+            Some(End::Known(outcome)) => return outcome.clone().map_err(Error::Crashed),
+            Some(End::Unknown(examine)) => examine.take(),
+            None => None,
+        };
+        // Without the lock, since it reads memory, perhaps of a file system that does not answer.
         drop(state);
-        let outcome = end.map_or(Ok(Ending::Stopped), End::examine);
+        // A panic must not leave other threads waiting.
+        let outcome = examine.map_or(Ok(Ending::Stopped), |examine| {
+            catch_unwind(AssertUnwindSafe(examine))
+                .unwrap_or_else(|_| Err("its examination panicked".to_owned()))
+        });
         lock(&self.state).end = Some(End::Known(outcome.clone()));
         self.changed.notify_all();
         outcome.map_err(Error::Crashed)

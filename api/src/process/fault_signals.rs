@@ -46,3 +46,47 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     // SAFETY: the kernel passed `context` to this handler.
     unsafe { fatal_signals::repeat_with_default_action(signal, context) };
 }
+
+#[cfg(test)]
+mod tests {
+    use std::arch::asm;
+
+    use super::*;
+
+    #[test]
+    fn fault_of_the_program_ends_it_by_the_signal_also_with_a_handler() {
+        let mut status = 0;
+        // SAFETY: the child makes system calls and reads address 0, which is mapped nowhere. The alarm ends a
+        // child whose handler is called again and again.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::alarm(20);
+                install_handlers();
+                asm!("mov {0}, [{0}]", inout(reg) 0_u64 => _);
+                libc::_exit(0);
+            }
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+        assert!(libc::WIFSIGNALED(status), "{status:#x}");
+        assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
+    }
+
+    #[test]
+    fn signal_of_another_process_ends_the_program_with_its_number() {
+        let mut status = 0;
+        // SAFETY: the child makes system calls only.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::alarm(20);
+                install_handlers();
+                libc::kill(libc::getpid(), libc::SIGBUS);
+                libc::_exit(0);
+            }
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+        assert!(libc::WIFEXITED(status), "{status:#x}");
+        assert_eq!(libc::WEXITSTATUS(status), 128 + libc::SIGBUS);
+    }
+}

@@ -42,25 +42,21 @@ impl Calls {
         act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
     ) -> Result<T, Fault> {
         let (ongoing, room) = (Ongoing::new(&self.ongoing), Arc::clone(&self.room));
-        let (answer, answered) = oneshot::channel();
-        // A task of its own: that of a client that disconnects ends.
-        tokio::spawn(async move {
+        let call = async move {
             // The semaphore is never closed.
             let room = room.acquire_owned().await;
-            let (failed, told) = oneshot::channel();
+            let (answer, answered) = oneshot::channel();
             let body = move || {
-                let outcome = act(&slot).map_err(Fault::from);
+                let outcome = act(&slot);
                 drop((ongoing, room));
-                let _ = failed.send(outcome);
+                // The server may have ended.
+                let _ = answer.send(outcome);
             };
-            let outcome = match threads::spawn("api-call", "to answer a request", body) {
-                Ok(_) => told.await.unwrap_or_else(|_| Err(Fault::panicked())),
-                Err(refused) => Err(refused.into()),
-            };
-            // The client may have disconnected.
-            let _ = answer.send(outcome);
-        });
-        answered.await.unwrap_or_else(|_| Err(Fault::panicked()))
+            threads::spawn("api-call", "to answer a request", body)?;
+            Ok(answered.await.map_err(|_| Fault::panicked())??)
+        };
+        // A task of its own: that of a client that disconnects ends.
+        tokio::spawn(call).await.unwrap_or_else(|_| Err(Fault::panicked()))
     }
 }
 
