@@ -115,9 +115,12 @@ fn rewind(herd: &mut Herd, number: usize, _chance: &mut Chance) -> bool {
     false
 }
 
+/// Rewinds the guest between two lines: the rest of one would follow what was said of another.
 fn rewound(member: &Member) {
+    let _ = member.guest.paused_in_whole_lines();
     let (status, answer) = member.guest.ask("PUT", "/v1/vm/rewind", "");
     assert!((200..300).contains(&status), "rewind: {status} {answer}");
+    member.guest.resume();
 }
 
 fn pause(herd: &mut Herd, number: usize, _chance: &mut Chance) -> bool {
