@@ -8,8 +8,9 @@
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+use kvm_ioctls::Kvm;
 use serde::{Deserialize, Serialize};
 
 use super::cpuid;
@@ -98,6 +99,9 @@ impl HostIdentity {
 /// # Errors
 /// Returns an error if the file does not have the digest, and KVM cannot be opened or refuses.
 pub fn feature_digest() -> Result<String> {
+    if let Some(kept) = lock(&KEPT).upgrade() {
+        return Ok(kept.digest.clone());
+    }
     static LAST: Mutex<Option<(KvmModules, String)>> = Mutex::new(None);
     let modules = KvmModules::loaded();
     let last = lock(&LAST).clone();
@@ -109,6 +113,34 @@ pub fn feature_digest() -> Result<String> {
     let digest = digest_with(modules.as_ref())?;
     *lock(&LAST) = modules.map(|modules| (modules, digest.clone()));
     Ok(digest)
+}
+
+/// The features that KVM offers, as long as this is held. An open `/dev/kvm` keeps KVM's modules loaded, so
+/// that [`feature_digest`] need not look whether they are the same. In a confined thread each look is a
+/// request to another process.
+#[derive(Debug)]
+pub struct KeptFeatures {
+    _kvm: Kvm,
+    digest: String,
+}
+
+/// Those that are held.
+static KEPT: Mutex<Weak<KeptFeatures>> = Mutex::new(Weak::new());
+
+impl KeptFeatures {
+    /// Keeps the modules loaded. All callers share one descriptor.
+    ///
+    /// # Errors
+    /// As [`super::open`] and [`feature_digest`].
+    pub fn keep() -> Result<Arc<Self>> {
+        let kvm = super::open()?;
+        let kept = Arc::new(Self { _kvm: kvm, digest: feature_digest()? });
+        let mut shared = lock(&KEPT);
+        Ok(shared.upgrade().unwrap_or_else(|| {
+            *shared = Arc::downgrade(&kept);
+            kept
+        }))
+    }
 }
 
 fn digest_with(modules: Option<&KvmModules>) -> Result<String> {
@@ -171,6 +203,17 @@ mod tests {
         let read = HostIdentity::from_cpuinfo(cpuinfo, Some("kvm_intel"));
         assert_eq!(read.clone().cached_in(&first), read);
         assert_eq!(first.get(), Some(&read));
+    }
+
+    #[test]
+    fn kept_features_are_those_of_the_host_and_shared() {
+        if crate::kvm::open().is_err() {
+            return crate::testing::skip("no KVM here");
+        }
+        let looked_up = digest_with(KvmModules::loaded().as_ref()).unwrap();
+        let kept = KeptFeatures::keep().unwrap();
+        assert_eq!((&kept.digest, feature_digest().unwrap()), (&looked_up, looked_up.clone()));
+        assert!(Arc::ptr_eq(&kept, &KeptFeatures::keep().unwrap()));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::kvm::host::KeptFeatures;
 use crate::machine::MachineState;
 use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::memory::ram::GuestRam;
@@ -39,6 +40,8 @@ pub struct Pool {
     shared: Arc<SharedPool>,
     /// The thread that makes missing VMs; none if the pool is not refilled.
     thread: Option<JoinHandle<()>>,
+    /// Saves each restore the look whether the host has changed.
+    _features: Option<Arc<KeptFeatures>>,
 }
 
 /// The part of a pool that its thread shares.
@@ -89,12 +92,13 @@ impl Pool {
     /// # Errors
     /// Returns an error if the host refuses a VM or a thread.
     pub fn new(shape: VmShape, size: usize) -> Result<Self> {
+        let features = KeptFeatures::keep()?;
         let state = PoolState { shells: [PooledVm::make(shape, None)?].into(), ..PoolState::default() };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared = Arc::new(SharedPool { shape, size: size.max(1), state, changed });
         let refill = Arc::clone(&shared);
         let thread = threads::spawn(ThreadKind::Worker, "pool", move || refill.refill(PooledVm::make))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread), _features: Some(features) })
     }
 
     /// Makes a pool of `count` VMs of a shape, all ready, that is not refilled.
@@ -102,10 +106,11 @@ impl Pool {
     /// # Errors
     /// Returns an error if the host refuses a VM.
     pub fn filled(shape: VmShape, count: usize) -> Result<Self> {
+        let features = KeptFeatures::keep()?;
         let shells = (0..count).map(|_| PooledVm::make(shape, None)).collect::<Result<_>>()?;
         let state = Mutex::new(PoolState { shells, ..PoolState::default() });
         let shared = Arc::new(SharedPool { shape, size: 0, state, changed: Condvar::new() });
-        Ok(Self { shared, thread: None })
+        Ok(Self { shared, thread: None, _features: Some(features) })
     }
 
     /// Returns the shape of the VMs.
@@ -238,7 +243,7 @@ mod tests {
         let refill = Arc::clone(&shared);
         let thread =
             threads::spawn(ThreadKind::Worker, "pool", move || refill.refill(|_, _| make())).unwrap();
-        Pool { shared, thread: Some(thread) }
+        Pool { shared, thread: Some(thread), _features: None }
     }
 
     #[test]
