@@ -106,6 +106,10 @@ impl Restore {
         };
         let mut choice = self.confine.choice(bounds);
         self.api_socket.iter().for_each(|socket| choice.add_socket(socket));
+        if choice.strict.is_some() && !self.working_set.no_prefetch {
+            // Cheaper here than from the empty root. The restore tells of an error.
+            let _ = snapshot.look_for_working_set();
+        }
         confinement::apply(choice, Some(VmShape::of(config)))?;
         let mut session = Session::open(self.api_socket.as_deref())?;
         if may_wait {

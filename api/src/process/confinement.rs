@@ -4,7 +4,7 @@ use std::io;
 use std::sync::OnceLock;
 
 use volt_vmm::internal::paths::OWN_PROGRAM;
-use volt_vmm::internal::{digest, programs};
+use volt_vmm::internal::{digest, keep_kvm, programs};
 use volt_vmm::sandbox;
 use volt_vmm::sandbox::{CgroupLimits, Confinement, Isolation, OnForbiddenCall};
 use volt_vmm::{Error, Result, VmShape};
@@ -55,6 +55,10 @@ pub(crate) fn apply(mut choice: ConfinementChoice, shape: Option<VmShape>) -> Re
         forbidden_calls::install_handler();
     }
     environment::forget_secrets();
+    if strict.is_some() {
+        // It cannot be opened here from the empty root.
+        keep_kvm();
+    }
     sandbox::confine(&confinement)
 }
 

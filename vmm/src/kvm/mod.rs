@@ -6,8 +6,10 @@
 
 pub(crate) mod serde_mirror;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd};
+use std::sync::OnceLock;
 
 use kvm_ioctls::{Cap, Kvm};
 use rustix::fs::OFlags;
@@ -27,6 +29,8 @@ pub mod vcpu;
 pub mod vm;
 mod xsave;
 
+const DEVICE: &str = "/dev/kvm";
+
 /// The version of the stable KVM API (KVM API, section 4.1).
 pub(crate) const API_VERSION: i32 = 12;
 
@@ -43,9 +47,20 @@ pub fn open() -> Result<Kvm> {
     Err(Error::NoKvm { advice, source: io::ErrorKind::Unsupported.into() })
 }
 
+/// `/dev/kvm`, open in a process that left the directories of the host.
+static KEPT: OnceLock<File> = OnceLock::new();
+
+/// Opens `/dev/kvm`, and uses that descriptor from now on. If it cannot be opened, each call tries again.
+#[cfg(feature = "internal")]
+pub fn keep_device() {
+    if let Ok(file) = paths::open(DEVICE, OFlags::RDWR, 0) {
+        let _ = KEPT.set(file);
+    }
+}
+
 /// Opens `/dev/kvm` without a check, for the doctor, which gives its own advice.
 pub(crate) fn device() -> std::result::Result<Kvm, kvm_ioctls::Error> {
-    let file = paths::open("/dev/kvm", OFlags::RDWR, 0);
+    let file = KEPT.get().map_or_else(|| paths::open(DEVICE, OFlags::RDWR, 0), File::try_clone);
     let file = file.map_err(|error| kvm_ioctls::Error::new(error.raw_os_error().unwrap_or(libc::EIO)))?;
     // SAFETY: the descriptor is open, and has no other owner from here on.
     #[allow(unsafe_code)]

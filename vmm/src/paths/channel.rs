@@ -41,11 +41,23 @@ impl Channel {
         beside: &[BorrowedFd<'_>],
     ) -> io::Result<(Answer, Vec<OwnedFd>)> {
         self.tell(request, beside)?;
+        self.answer_to(self.last)
+    }
+
+    /// Sends requests, and then waits for their answers. The other end works while more are sent.
+    pub fn ask_all(&mut self, requests: &[Request]) -> Vec<io::Result<(Answer, Vec<OwnedFd>)>> {
+        let mut tell = |request| self.tell(request, &[]).map(|()| self.last);
+        let numbers: Vec<_> = requests.iter().map(&mut tell).collect();
+        numbers.into_iter().map(|number| self.answer_to(number?)).collect()
+    }
+
+    /// Waits for the answer to the request with this number.
+    fn answer_to(&self, wanted: u64) -> io::Result<(Answer, Vec<OwnedFd>)> {
         loop {
             let received = message::receive::<(Option<u64>, Answer)>(&self.socket).map_err(or_ended)?;
             let ((number, answer), fds) = received.ok_or_else(ended)?;
             // An answer without a number is to a request that did not arrive whole.
-            if number.is_some_and(|number| number != self.last) {
+            if number.is_some_and(|number| number != wanted) {
                 continue;
             }
             return match answer {
@@ -93,6 +105,29 @@ mod tests {
         channel.tell(&Request::StatusOf { pid: 1 }, &[]).unwrap();
         let (answer, _) = channel.ask(&Request::StatusOf { pid: 2 }, &[]).unwrap();
         assert!(matches!(answer, Answer::Ended { status: 2 }), "{answer:?}");
+        drop(channel);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn requests_that_are_sent_together_get_their_own_answers() {
+        let (mut channel, far) = pair();
+        let server = thread::spawn(move || {
+            while let Some(((number, request), _)) = message::receive::<(u64, Request)>(&far).unwrap() {
+                let answer = match request {
+                    Request::StatusOf { pid: 2 } => Answer::failed(&io::ErrorKind::NotFound.into()),
+                    Request::StatusOf { pid } => Answer::Ended { status: pid.cast_signed() },
+                    _ => unreachable!(),
+                };
+                message::send(&far, &(Some(number), answer), &[]).unwrap();
+            }
+        });
+        let answers = channel.ask_all(&[1, 2, 3].map(|pid| Request::StatusOf { pid }));
+        let answers: Vec<_> = answers.into_iter().map(|answer| answer.map(|(answer, _)| answer)).collect();
+        assert!(
+            matches!(answers[..], [Ok(Answer::Ended { status: 1 }), Err(_), Ok(Answer::Ended { status: 3 })]),
+            "{answers:?}"
+        );
         drop(channel);
         server.join().unwrap();
     }

@@ -9,6 +9,7 @@
 //! ```
 #![allow(unsafe_code)]
 
+mod ahead;
 mod call;
 mod channel;
 mod message;
@@ -31,6 +32,7 @@ use std::sync::OnceLock;
 
 use rustix::fs::{Dir, OFlags, ResolveFlags};
 
+pub use ahead::OpenedAhead;
 use call::{Answer, PathCall, PathText};
 
 use crate::holders::{self, Holder};
@@ -160,7 +162,15 @@ fn open_resolved(
     mode: u32,
     resolve: Option<ResolveFlags>,
 ) -> io::Result<OwnedFd> {
-    let flags = (flags | OFlags::CLOEXEC).bits();
+    let flags = flags | OFlags::CLOEXEC;
+    if directory.is_none()
+        && resolve.is_none()
+        && asks()
+        && let Some(opened) = ahead::take(path, flags)
+    {
+        return opened;
+    }
+    let flags = flags.bits();
     let resolve = resolve.map(|resolve| resolve.bits());
     make(directory, path, PathCall::Open { flags, mode, resolve })?.descriptor()
 }
@@ -183,9 +193,12 @@ pub fn metadata_of_link(path: &Path) -> io::Result<Metadata> {
     }
 }
 
+/// Flags for a file or a link whose metadata is asked for.
+pub(crate) const FLAGS_OF_LOOKS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW);
+
 /// The metadata of the file `path` in `directory`, or of a link itself.
 pub fn metadata_at(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<Metadata> {
-    open_at(directory, path, OFlags::PATH | OFlags::NOFOLLOW, 0)?.metadata()
+    open_at(directory, path, FLAGS_OF_LOOKS, 0)?.metadata()
 }
 
 /// The metadata of a file, through links.

@@ -22,10 +22,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::{Mutex, Once, OnceLock};
 
+use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
 
 use super::call::{self, PathCall};
@@ -105,7 +106,11 @@ pub(crate) fn is_running() -> bool {
 /// As the call; or the opener has ended.
 pub(super) fn make(beside: Option<BorrowedFd<'_>>, path: &Path, call: PathCall) -> io::Result<call::Answer> {
     let beside: Vec<_> = beside.into_iter().collect();
-    let (answer, fds) = ask(&Request::Make { path: path.into(), call }, &beside)?;
+    result_of(ask(&Request::Make { path: path.into(), call }, &beside)?)
+}
+
+/// The result of a call, from an answer and the descriptors beside it.
+fn result_of((answer, fds): (Answer, Vec<OwnedFd>)) -> io::Result<call::Answer> {
     Ok(match (answer, fds.into_iter().next()) {
         (Answer::Done, None) => call::Answer::Done,
         (Answer::Done, Some(file)) => call::Answer::Opened(file),
@@ -114,6 +119,19 @@ pub(super) fn make(beside: Option<BorrowedFd<'_>>, path: &Path, call: PathCall) 
         (Answer::Listening { file }, Some(socket)) => call::Answer::Listening { socket, file },
         _ => return Err(io::ErrorKind::InvalidData.into()),
     })
+}
+
+/// Opens files at the opener, which are asked for together.
+pub(super) fn open_all(files: &[(PathBuf, OFlags)]) -> Vec<io::Result<OwnedFd>> {
+    let request = |(path, flags): &(PathBuf, OFlags)| {
+        let call = PathCall::Open { flags: flags.bits(), mode: 0, resolve: None };
+        Request::Make { path: path.as_path().into(), call }
+    };
+    let Some(processes) = BESIDE.get() else { return Vec::new() };
+    processes.wake();
+    let requests: Vec<_> = files.iter().map(request).collect();
+    let answers = lock(&processes.opener).ask_all(&requests);
+    answers.into_iter().map(|answered| result_of(answered?)?.descriptor()).collect()
 }
 
 /// Allows the opener to connect to `PATH_N`. Returns the path's number.

@@ -8,7 +8,24 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
-use crate::paths;
+use crate::paths::{self, OpenedAhead};
+use crate::snapshot::{MEMORY_FILE, PACK_FILE, STATE_FILE, WORKING_SET_FILE};
+
+/// Flags for a file that is read. Opening it does not wait for the writer of a pipe.
+const TO_READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOFOLLOW);
+
+/// Asks the opener for the files that a restore of the snapshot at this path opens, if the calling thread is
+/// one that asks.
+pub fn open_ahead(snapshot: &Path) -> OpenedAhead {
+    let looked_at = paths::FLAGS_OF_LOOKS;
+    let files = [
+        (STATE_FILE, TO_READ),
+        (PACK_FILE, looked_at),
+        (MEMORY_FILE, TO_READ),
+        (WORKING_SET_FILE, looked_at),
+    ];
+    OpenedAhead::new(files.map(|(name, flags)| (snapshot.join(name), flags)))
+}
 
 /// A snapshot's directory.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +85,7 @@ impl<'a> SnapshotDir<'a> {
     pub fn open_regular(&self, name: impl AsRef<Path>) -> Result<(File, u64)> {
         let path = self.path.join(name.as_ref());
         let (directory, at) = self.at(name.as_ref(), &path);
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW;
-        let file = paths::open_at(directory, at, flags, 0).map_err(|why| self.missing(&path, why))?;
+        let file = paths::open_at(directory, at, TO_READ, 0).map_err(|why| self.missing(&path, why))?;
         let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;
         if !metadata.is_file() {
             return Err(Error::snapshot(path, "is not a regular file"));

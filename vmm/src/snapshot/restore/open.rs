@@ -24,6 +24,7 @@ use crate::snapshot::Metadata;
 use crate::snapshot::disks::images;
 use crate::snapshot::disks::layers;
 use crate::snapshot::format::manifest;
+use crate::snapshot::format::place::open_ahead;
 use crate::snapshot::format::working_set::{Plan, WorkingSet, WorkingSetFile};
 use crate::snapshot::history::{History, RestoredFrom};
 use crate::snapshot::lineage::{Lineage, PagesToCapture};
@@ -96,6 +97,7 @@ impl Snapshot {
     /// As [`Snapshot::open`].
     pub fn open_allowing(store: &Store, name: &str, allowed: &[PathBuf]) -> Result<Self> {
         let path = store.path_of(name)?;
+        let ahead = open_ahead(&path);
         let (manifest, file) = read_manifest(&path)?;
         step_done("state load, CRC, parse");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
@@ -108,12 +110,16 @@ impl Snapshot {
         };
         let layers = layers::LayerFiles::Directory(path.clone());
         let files = files(&path, &memory, over.as_ref())?;
-        let working_set = Some(WorkingSetFile::of(&path, &metadata.id, metadata.memory_bytes));
+        let working_set = WorkingSetFile::of(&path, &metadata.id, metadata.memory_bytes);
+        if ahead.was_asked() {
+            // The restore tells of an error.
+            let _ = working_set.set();
+        }
         let (state, memory) = ((metadata, config, machine), (Arc::new(memory), over));
         let snapshot = Self {
             origin,
             digests,
-            working_set,
+            working_set: Some(working_set),
             ..Self::of_own(Location::Directory(path), state, memory, lineage, layers, files)
         };
         snapshot.check_host()?;
@@ -379,6 +385,15 @@ impl Snapshot {
         }
         machine.shell().control.at_end(move || ended.vm_ended());
         Recording::begin(notes, Arc::clone(beside))
+    }
+
+    /// Reads the working set now, if there is one, in place of the first restore.
+    ///
+    /// # Errors
+    /// It cannot be read, or is damaged. The restore tries again.
+    #[cfg(feature = "internal")]
+    pub fn look_for_working_set(&self) -> Result<()> {
+        self.working_set.as_ref().map_or(Ok(()), |file| file.set().map(drop))
     }
 
     /// If this KVM offers the same features as that of the snapshot's host, no comparison is needed.
