@@ -30,10 +30,18 @@ fn boot_without_permission_for_kvm_is_refused() {
     let scratch = Scratch::new();
     let kernel = scratch.path("kernel");
     fs::copy(volt_tests::small_guest(), &kernel).unwrap();
-    let mut command = Command::new(binary_for_everyone(&scratch));
-    command.args(["run", "--kernel"]).arg(kernel);
-    Namespace::KvmOfAnother.apply(&mut command);
-    Outcome::of_command(&mut command).refused(&["/dev/kvm", "may not open it", "group kvm"]);
+    let program = binary_for_everyone(&scratch);
+    let run = |mode| {
+        let mut command = Command::new(&program);
+        command.args(["run", "--confine", mode, "--kernel"]).arg(&kernel);
+        Namespace::KvmOfAnother.apply(&mut command);
+        Outcome::of_command(&mut command)
+    };
+    run("default").refused(&["/dev/kvm", "may not open it", "group kvm"]);
+    // A warning about control groups may come before the error.
+    let strict = run("strict");
+    let error = strict.stderr.lines().last().unwrap_or_default();
+    assert!(strict.status == 1 && error.contains("may not open it; join the group kvm"), "{strict:?}");
 }
 
 #[test]

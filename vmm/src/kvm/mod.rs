@@ -29,8 +29,6 @@ pub mod vcpu;
 pub mod vm;
 mod xsave;
 
-const DEVICE: &str = "/dev/kvm";
-
 /// The version of the stable KVM API (KVM API, section 4.1).
 pub(crate) const API_VERSION: i32 = 12;
 
@@ -47,21 +45,33 @@ pub fn open() -> Result<Kvm> {
     Err(Error::NoKvm { advice, source: io::ErrorKind::Unsupported.into() })
 }
 
-/// `/dev/kvm`, open in a process that left the directories of the host.
-static KEPT: OnceLock<File> = OnceLock::new();
+/// `/dev/kvm`, or the number of the error that opening it gave, in a process that leaves the directories of
+/// the host.
+static KEPT: OnceLock<std::result::Result<File, i32>> = OnceLock::new();
 
-/// Opens `/dev/kvm`, and uses that descriptor from now on. If it cannot be opened, each call tries again.
+/// Opens `/dev/kvm`, and uses that descriptor, or tells that error, from now on.
 #[cfg(feature = "internal")]
 pub fn keep_device() {
-    if let Ok(file) = paths::open(DEVICE, OFlags::RDWR, 0) {
-        let _ = KEPT.set(file);
-    }
+    let _ = KEPT.set(open_device().map_err(number_of));
+}
+
+fn open_device() -> io::Result<File> {
+    paths::open("/dev/kvm", OFlags::RDWR, 0)
+}
+
+fn number_of(error: io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// Opens `/dev/kvm` without a check, for the doctor, which gives its own advice.
 pub(crate) fn device() -> std::result::Result<Kvm, kvm_ioctls::Error> {
-    let file = KEPT.get().map_or_else(|| paths::open(DEVICE, OFlags::RDWR, 0), File::try_clone);
-    let file = file.map_err(|error| kvm_ioctls::Error::new(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    let file = match KEPT.get() {
+        None => open_device().map_err(number_of),
+        Some(kept) => {
+            kept.as_ref().map_err(|errno| *errno).and_then(|file| file.try_clone().map_err(number_of))
+        }
+    };
+    let file = file.map_err(kvm_ioctls::Error::new)?;
     // SAFETY: the descriptor is open, and has no other owner from here on.
     #[allow(unsafe_code)]
     Ok(unsafe { Kvm::from_raw_fd(file.into_raw_fd()) })

@@ -40,7 +40,7 @@ pub struct Pool {
     shared: Arc<SharedPool>,
     /// The thread that makes missing VMs; none if the pool is not refilled.
     thread: Option<JoinHandle<()>>,
-    /// Saves each restore the look whether the host has changed.
+    /// Saves each restore the look whether the host has changed. Absent if KVM refuses to tell its features.
     _features: Option<Arc<KeptFeatures>>,
 }
 
@@ -92,13 +92,13 @@ impl Pool {
     /// # Errors
     /// Returns an error if the host refuses a VM or a thread.
     pub fn new(shape: VmShape, size: usize) -> Result<Self> {
-        let features = KeptFeatures::keep()?;
+        let features = KeptFeatures::keep().ok();
         let state = PoolState { shells: [PooledVm::make(shape, None)?].into(), ..PoolState::default() };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared = Arc::new(SharedPool { shape, size: size.max(1), state, changed });
         let refill = Arc::clone(&shared);
         let thread = threads::spawn(ThreadKind::Worker, "pool", move || refill.refill(PooledVm::make))?;
-        Ok(Self { shared, thread: Some(thread), _features: Some(features) })
+        Ok(Self { shared, thread: Some(thread), _features: features })
     }
 
     /// Makes a pool of `count` VMs of a shape, all ready, that is not refilled.
@@ -106,11 +106,11 @@ impl Pool {
     /// # Errors
     /// Returns an error if the host refuses a VM.
     pub fn filled(shape: VmShape, count: usize) -> Result<Self> {
-        let features = KeptFeatures::keep()?;
+        let features = KeptFeatures::keep().ok();
         let shells = (0..count).map(|_| PooledVm::make(shape, None)).collect::<Result<_>>()?;
         let state = Mutex::new(PoolState { shells, ..PoolState::default() });
         let shared = Arc::new(SharedPool { shape, size: 0, state, changed: Condvar::new() });
-        Ok(Self { shared, thread: None, _features: Some(features) })
+        Ok(Self { shared, thread: None, _features: features })
     }
 
     /// Returns the shape of the VMs.

@@ -2,13 +2,14 @@
 //! wait once for each.
 
 use std::cell::RefCell;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use super::{asks, opener};
+use super::{asks, opener, own_descriptor};
 
 /// A file, or why there is none.
 #[derive(Debug)]
@@ -22,33 +23,27 @@ thread_local! {
     static ASKED: RefCell<Vec<Asked>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The files that were asked for. Each serves the first call that opens it in this thread with the same path
-/// and flags. Dropping this closes the others.
+/// The files that a thread asked for. Each serves the first call of the thread that opens it with the same
+/// path and flags, and all looks at it before. Dropping this closes the others. A thread has one of these at
+/// a time: a second one replaces the files of the first.
 #[derive(Debug)]
 #[must_use]
-pub struct OpenedAhead {
-    was_asked: bool,
-}
+pub struct OpenedAhead(());
 
 impl OpenedAhead {
     /// Asks for files. Does nothing in a thread that opens files itself.
     pub fn new(files: impl IntoIterator<Item = (PathBuf, OFlags)>) -> Self {
-        let was_asked = asks();
-        if was_asked {
-            let files: Vec<_> =
-                files.into_iter().map(|(path, flags)| (path, flags | OFlags::CLOEXEC)).collect();
+        if asks() {
+            // The opener has other descriptors.
+            let files = files.into_iter().filter(|(path, _)| own_descriptor(path).is_none());
+            let files: Vec<_> = files.map(|(path, flags)| (path, flags | OFlags::CLOEXEC)).collect();
             let opened = opener::open_all(&files);
             let asked = files.into_iter().zip(opened);
             let asked = asked.map(|((path, flags), opened)| Asked { path, flags, opened });
             // After another error, the call that needs the file asks for it again.
             ASKED.set(asked.filter(|asked| has_answer(&asked.opened)).collect());
         }
-        Self { was_asked }
-    }
-
-    /// Whether the calling thread is one that asks.
-    pub fn was_asked(&self) -> bool {
-        self.was_asked
+        Self(())
     }
 }
 
@@ -64,34 +59,53 @@ fn has_answer(opened: &io::Result<OwnedFd>) -> bool {
 
 /// Takes a file that was opened with these flags.
 pub(super) fn take(path: &Path, flags: OFlags) -> Option<io::Result<OwnedFd>> {
-    ASKED.with_borrow_mut(|asked| {
+    with_asked(|asked| {
         let found = asked.iter().position(|asked| asked.flags == flags && asked.path == path)?;
         Some(asked.swap_remove(found).opened)
     })
+}
+
+/// The metadata of a file that was opened without following a link.
+pub(super) fn metadata_of_link(path: &Path) -> Option<io::Result<Metadata>> {
+    with_asked(|asked| {
+        let is_it = |asked: &&mut Asked| asked.flags.contains(OFlags::NOFOLLOW) && asked.path == path;
+        match &asked.iter_mut().find(is_it)?.opened {
+            Ok(file) => Some(file.try_clone().and_then(|file| File::from(file).metadata())),
+            Err(error) => Some(Err(error.kind().into())),
+        }
+    })
+}
+
+/// Nothing, in a thread that is ending.
+fn with_asked<T>(act: impl FnOnce(&mut Vec<Asked>) -> Option<T>) -> Option<T> {
+    ASKED.try_with(|asked| act(&mut asked.borrow_mut())).ok().flatten()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const TO_READ: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW);
+
     fn keep(path: &str, opened: io::Result<OwnedFd>) {
-        let (path, flags) = (path.into(), OFlags::RDONLY);
-        ASKED.with_borrow_mut(|asked| asked.push(Asked { path, flags, opened }));
+        ASKED.with_borrow_mut(|asked| asked.push(Asked { path: path.into(), flags: TO_READ, opened }));
     }
 
     #[test]
-    fn file_serves_one_call_with_its_path_and_flags() {
-        let ahead = OpenedAhead::new([("/dev/null".into(), OFlags::RDONLY)]);
-        assert!(take(Path::new("/dev/null"), OFlags::RDONLY).is_none(), "this thread opens files itself");
+    fn file_serves_looks_and_one_call_with_its_path_and_flags() {
+        let ahead = OpenedAhead::new([("/dev/null".into(), TO_READ)]);
+        assert!(take(Path::new("/dev/null"), TO_READ).is_none(), "this thread opens files itself");
         keep("/a", Err(io::ErrorKind::NotFound.into()));
-        keep("/b", std::fs::File::open("/dev/null").map(OwnedFd::from));
-        assert!(
-            take(Path::new("/b"), OFlags::PATH).is_none() && take(Path::new("/c"), OFlags::RDONLY).is_none()
-        );
-        assert!(take(Path::new("/b"), OFlags::RDONLY).unwrap().is_ok());
-        assert!(take(Path::new("/b"), OFlags::RDONLY).is_none());
+        keep("/b", File::open("/proc/self/exe").map(OwnedFd::from));
+        let b = Path::new("/b");
+        assert!(take(b, OFlags::PATH).is_none() && take(Path::new("/c"), TO_READ).is_none());
+        assert!(metadata_of_link(b).unwrap().unwrap().len() > 0);
+        let absent = metadata_of_link(Path::new("/a")).unwrap().unwrap_err();
+        assert_eq!(absent.kind(), io::ErrorKind::NotFound);
+        assert!(take(b, TO_READ).unwrap().is_ok());
+        assert!(take(b, TO_READ).is_none() && metadata_of_link(b).is_none());
         drop(ahead);
-        assert!(take(Path::new("/a"), OFlags::RDONLY).is_none(), "the rest is closed");
+        assert!(take(Path::new("/a"), TO_READ).is_none(), "the rest is closed");
     }
 
     #[test]

@@ -193,12 +193,15 @@ pub fn metadata_of_link(path: &Path) -> io::Result<Metadata> {
     }
 }
 
-/// Flags for a file or a link whose metadata is asked for.
-pub(crate) const FLAGS_OF_LOOKS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW);
-
 /// The metadata of the file `path` in `directory`, or of a link itself.
 pub fn metadata_at(directory: Option<BorrowedFd<'_>>, path: &Path) -> io::Result<Metadata> {
-    open_at(directory, path, FLAGS_OF_LOOKS, 0)?.metadata()
+    if directory.is_none()
+        && asks()
+        && let Some(found) = ahead::metadata_of_link(path)
+    {
+        return found;
+    }
+    open_at(directory, path, OFlags::PATH | OFlags::NOFOLLOW, 0)?.metadata()
 }
 
 /// The metadata of a file, through links.

@@ -104,7 +104,7 @@ fn occupy_low_numbers(Ends { opener, starter, wake }: &Ends) -> Result<()> {
     /// Above all three numbers.
     const ABOVE: i32 = WAKE + 1;
     // SAFETY: the child owns copies of all descriptors, and uses none but these. They are not used under
-    // their old numbers afterwards. /dev/null keeps files from the numbers of the standard streams.
+    // their old numbers afterwards. No file that is opened later gets the number of a standard stream.
     unsafe {
         let above = |end: &OwnedFd| libc::fcntl(end.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE);
         for (copy, number) in [opener, starter, wake].map(above).into_iter().zip([OPENER, STARTER, WAKE]) {
@@ -112,10 +112,17 @@ fn occupy_low_numbers(Ends { opener, starter, wake }: &Ends) -> Result<()> {
                 return Err(Error::host("keep its sockets", io::Error::last_os_error()));
             }
         }
-        libc::syscall(libc::SYS_close_range, ABOVE, libc::c_uint::MAX, 0);
-        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-        libc::dup2(null, 0);
-        libc::dup2(null, 1);
+        if libc::syscall(libc::SYS_close_range, ABOVE, libc::c_uint::MAX, 0) < 0 {
+            return Err(Error::host("close the descriptors of the VM", io::Error::last_os_error()));
+        }
+        let mut null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+        if null < 0 {
+            // A root directory may lack it.
+            null = libc::memfd_create(c"null".as_ptr(), libc::MFD_CLOEXEC);
+        }
+        if null < 0 || libc::dup2(null, 0) < 0 || libc::dup2(null, 1) < 0 {
+            return Err(Error::host("close the console", io::Error::last_os_error()));
+        }
         libc::close(null);
     }
     Ok(())

@@ -9,22 +9,15 @@ use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
 use crate::paths::{self, OpenedAhead};
-use crate::snapshot::{MEMORY_FILE, PACK_FILE, STATE_FILE, WORKING_SET_FILE};
+use crate::snapshot::{MEMORY_FILE, PACK_FILE, STATE_FILE};
 
 /// Flags for a file that is read. Opening it does not wait for the writer of a pipe.
 const TO_READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOFOLLOW);
 
-/// Asks the opener for the files that a restore of the snapshot at this path opens, if the calling thread is
-/// one that asks.
+/// Asks the opener for the files of a snapshot with all of its memory, if the calling thread is one that
+/// asks.
 pub fn open_ahead(snapshot: &Path) -> OpenedAhead {
-    let looked_at = paths::FLAGS_OF_LOOKS;
-    let files = [
-        (STATE_FILE, TO_READ),
-        (PACK_FILE, looked_at),
-        (MEMORY_FILE, TO_READ),
-        (WORKING_SET_FILE, looked_at),
-    ];
-    OpenedAhead::new(files.map(|(name, flags)| (snapshot.join(name), flags)))
+    OpenedAhead::new([STATE_FILE, PACK_FILE, MEMORY_FILE].map(|name| (snapshot.join(name), TO_READ)))
 }
 
 /// A snapshot's directory.

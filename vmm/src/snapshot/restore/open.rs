@@ -97,7 +97,7 @@ impl Snapshot {
     /// As [`Snapshot::open`].
     pub fn open_allowing(store: &Store, name: &str, allowed: &[PathBuf]) -> Result<Self> {
         let path = store.path_of(name)?;
-        let ahead = open_ahead(&path);
+        let _ahead = open_ahead(&path);
         let (manifest, file) = read_manifest(&path)?;
         step_done("state load, CRC, parse");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
@@ -110,16 +110,12 @@ impl Snapshot {
         };
         let layers = layers::LayerFiles::Directory(path.clone());
         let files = files(&path, &memory, over.as_ref())?;
-        let working_set = WorkingSetFile::of(&path, &metadata.id, metadata.memory_bytes);
-        if ahead.was_asked() {
-            // The restore tells of an error.
-            let _ = working_set.set();
-        }
+        let working_set = Some(WorkingSetFile::of(&path, &metadata.id, metadata.memory_bytes));
         let (state, memory) = ((metadata, config, machine), (Arc::new(memory), over));
         let snapshot = Self {
             origin,
             digests,
-            working_set: Some(working_set),
+            working_set,
             ..Self::of_own(Location::Directory(path), state, memory, lineage, layers, files)
         };
         snapshot.check_host()?;
