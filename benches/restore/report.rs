@@ -66,9 +66,9 @@ impl Report {
             confinement --memory 64` measures this alone. A restore with no option is confined by default \
             too. It is faster because it does not use clap. The waiting processes were started with \
             `--prewarm 64M`, and are confined before a client connects. Their times are from the connection \
-            to the API to the guest's first byte. Most of a confined one's difference is its wait for the \
-            opener, which opens the snapshot's files. Differences are those of the percentiles. The second \
-            row of `--confine off` shows their noise.\n",
+            to the API to the guest's first byte. A confined one waits twice for the opener, which opens the \
+            snapshot's files. Differences are those of the percentiles. The second row of `--confine off` \
+            shows their noise.\n",
         );
         self.say(&restores.to_string());
         if !refused.is_empty() {

@@ -56,7 +56,7 @@ pub(crate) fn apply(mut choice: ConfinementChoice, shape: Option<VmShape>) -> Re
     }
     environment::forget_secrets();
     if strict.is_some() {
-        // It cannot be opened here from the empty root.
+        // From an empty root the opener alone could open it.
         keep_kvm();
     }
     sandbox::confine(&confinement)

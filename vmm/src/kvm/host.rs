@@ -128,18 +128,19 @@ pub struct KeptFeatures {
 static KEPT: Mutex<Weak<KeptFeatures>> = Mutex::new(Weak::new());
 
 impl KeptFeatures {
-    /// Keeps the modules loaded. All callers share one descriptor.
+    /// Keeps the modules loaded. Callers share one descriptor, unless two of them are the first at once.
     ///
     /// # Errors
     /// As [`super::open`] and [`feature_digest`].
     pub fn keep() -> Result<Arc<Self>> {
+        if let Some(kept) = lock(&KEPT).upgrade() {
+            return Ok(kept);
+        }
+        // Opened first: the modules cannot change from here on.
         let kvm = super::open()?;
         let kept = Arc::new(Self { _kvm: kvm, digest: feature_digest()? });
-        let mut shared = lock(&KEPT);
-        Ok(shared.upgrade().unwrap_or_else(|| {
-            *shared = Arc::downgrade(&kept);
-            kept
-        }))
+        *lock(&KEPT) = Arc::downgrade(&kept);
+        Ok(kept)
     }
 }
 

@@ -34,9 +34,7 @@ impl OpenedAhead {
     /// Asks for files. Does nothing in a thread that opens files itself.
     pub fn new(files: impl IntoIterator<Item = (PathBuf, OFlags)>) -> Self {
         if asks() {
-            // The opener has other descriptors.
-            let files = files.into_iter().filter(|(path, _)| own_descriptor(path).is_none());
-            let files: Vec<_> = files.map(|(path, flags)| (path, flags | OFlags::CLOEXEC)).collect();
+            let files = found_by_path(files);
             let opened = opener::open_all(&files);
             let asked = files.into_iter().zip(opened);
             let asked = asked.map(|((path, flags), opened)| Asked { path, flags, opened });
@@ -51,6 +49,12 @@ impl Drop for OpenedAhead {
     fn drop(&mut self) {
         drop(ASKED.take());
     }
+}
+
+/// The files that the opener finds by their paths: it has other descriptors than this process.
+fn found_by_path(files: impl IntoIterator<Item = (PathBuf, OFlags)>) -> Vec<(PathBuf, OFlags)> {
+    let files = files.into_iter().filter(|(path, _)| own_descriptor(path).is_none());
+    files.map(|(path, flags)| (path, flags | OFlags::CLOEXEC)).collect()
 }
 
 fn has_answer(opened: &io::Result<OwnedFd>) -> bool {
@@ -106,6 +110,13 @@ mod tests {
         assert!(take(b, TO_READ).is_none() && metadata_of_link(b).is_none());
         drop(ahead);
         assert!(take(Path::new("/a"), TO_READ).is_none(), "the rest is closed");
+    }
+
+    #[test]
+    fn file_below_a_descriptor_of_this_process_is_not_asked_for() {
+        let files =
+            ["/proc/self/fd/7/state.json", "/s/state.json", "/dev/stdin"].map(|path| (path.into(), TO_READ));
+        assert_eq!(found_by_path(files), [("/s/state.json".into(), TO_READ | OFlags::CLOEXEC)]);
     }
 
     #[test]
