@@ -84,7 +84,8 @@ pub use run_control::{Ending, RunState};
 pub use snapshot::take::capture::CaptureStats;
 pub use snapshot::{
     BaseSnapshot, ChangedImages, Compression, Handover, Metadata, Packing, RecordUntil, RecordingSummary,
-    RestoreOptions, RewindStats, Snapshot, SnapshotKind, SnapshotOptions, Unpack, WorkingSet, WorkingSetHits,
+    RestoreOptions, RewindStats, Snapshot, SnapshotFiles, SnapshotKind, SnapshotOptions, Unpack, WorkingSet,
+    WorkingSetHits,
 };
 pub use store::Store;
 pub use vm::lent::LentVm;

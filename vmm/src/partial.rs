@@ -52,9 +52,9 @@ pub fn create_dir(parent: &Path, name: &str) -> io::Result<(PathBuf, File)> {
     create(parent, name, make, paths::remove_dir)
 }
 
-/// Creates a file in `parent` for writing, and locks it. The lock lasts as long as the descriptor.
+/// Creates a file in `parent`, and locks it. The lock lasts as long as the descriptor.
 pub fn create_file(parent: &Path, name: &str, mode: u32) -> io::Result<(PathBuf, File)> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     create(parent, name, |path| paths::open(path, flags, mode), paths::remove_file)
 }
 
@@ -65,7 +65,7 @@ fn create(
     unmake: impl Fn(&Path) -> io::Result<()>,
 ) -> io::Result<(PathBuf, File)> {
     for _ in 0..ATTEMPTS {
-        let path = parent.join(format!(".{name}.{}{SUFFIX}", random_hex().map_err(io::Error::other)?));
+        let path = new_path(parent, name).map_err(io::Error::other)?;
         match make(&path) {
             Ok(file) => match claim(&file, &path) {
                 Ok(true) => return Ok((path, file)),
@@ -82,6 +82,14 @@ fn create(
         }
     }
     Err(io::Error::other("other processes keep removing new files there"))
+}
+
+/// Makes a path in `parent` that no file has, for a leftover of `name`.
+///
+/// # Errors
+/// The host refuses random bytes.
+pub fn new_path(parent: &Path, name: &str) -> Result<PathBuf> {
+    Ok(parent.join(format!(".{name}.{}{SUFFIX}", random_hex()?)))
 }
 
 /// Locks a new file. Returns false if a remover found it before it was locked.

@@ -147,5 +147,5 @@ fn bench_of_damaged_memory_fails_without_a_crash() {
     bench(&packed, &[]).refused(&["memory.pack", "is damaged in chunk"]);
     record(&raw, raw.directory());
     open_to_change(raw.memory_path()).set_len(MEMORY / 2).unwrap();
-    bench(&raw, &[]).refused(&["memory.snap", "bytes long, but state.json says"]);
+    bench(&raw, &[]).refused(&["memory.snap", "bytes long, but its state says"]);
 }

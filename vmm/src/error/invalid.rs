@@ -200,6 +200,15 @@ pub enum Invalid {
     /// A packed diff.
     #[error("a diff cannot be packed; merge it into its base, then convert the merged snapshot")]
     PackedDiff,
+    /// Packed memory in a file of the caller's choice.
+    #[error("memory in a file of its own is not packed; leave this out, or take the snapshot as a directory")]
+    PackedFile,
+    /// A layer, which only a snapshot's directory has room for.
+    #[error("{disk} has a layer, which only a snapshot directory has room for; take the snapshot as one")]
+    LayerBesideFiles {
+        /// The disk.
+        disk: String,
+    },
     /// A snapshot that may not pause the guest.
     #[error("0 allows no pause, but a snapshot needs one; give 1 or more, or leave it out")]
     NoPause,

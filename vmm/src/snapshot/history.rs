@@ -24,6 +24,9 @@ const TO_STOP: Duration = Duration::from_secs(1);
 pub(crate) struct History {
     /// The snapshot that a diff would be relative to.
     pub lineage: Option<Lineage>,
+    /// The pages in which the VM's memory may differ from that of the snapshot taken or restored last,
+    /// whatever its form. Absent before the first one, and in a fork's child.
+    pub since_last: Option<PagesToCapture>,
     /// The snapshot that a rewind returns to.
     pub origin: Option<RestoredFrom>,
 }
@@ -80,10 +83,18 @@ impl History {
         done
     }
 
+    /// Records that a snapshot of `bytes` of memory was taken.
+    pub fn taken(&mut self, bytes: u64) {
+        self.since_last = Some(PagesToCapture::Written(PageSet::none(bytes)));
+    }
+
     /// Records pages that changed since the last capture.
     pub fn changed(&mut self, changed: &PageSet) {
-        if let Some(Lineage { may_differ: PagesToCapture::Written(pages), .. }) = &mut self.lineage {
-            pages.add_all(changed);
+        let since_base = self.lineage.as_mut().map(|lineage| &mut lineage.may_differ);
+        for pages in [since_base, self.since_last.as_mut()].into_iter().flatten() {
+            if let PagesToCapture::Written(pages) = pages {
+                pages.add_all(changed);
+            }
         }
     }
 }

@@ -72,20 +72,7 @@ impl NewDir {
     /// # Errors
     /// The file system has fewer, or a quota allows fewer.
     pub fn reserve(&self, bytes: u64) -> Result<SpaceReservation> {
-        SpaceReservation::new(self.scratch()?, bytes).map_err(|source| self.failed_to_reserve(bytes, source))
-    }
-
-    /// Reserves `bytes` more.
-    ///
-    /// # Errors
-    /// As [`NewDir::reserve`].
-    pub fn grow(&self, reserved: &SpaceReservation, bytes: u64) -> Result<()> {
-        reserved.grow(bytes).map_err(|source| self.failed_to_reserve(bytes, source))
-    }
-
-    fn failed_to_reserve(&self, bytes: u64, source: io::Error) -> Error {
-        let (mib, place) = (bytes.div_ceil(1 << 20), self.place.display());
-        Error::host(format!("reserve {mib} MiB for snapshot {place}"), source)
+        SpaceReservation::new(&self.place, self.scratch()?, bytes)
     }
 
     /// Renames a file in the directory.

@@ -1,6 +1,7 @@
 //! Stores of snapshots. A store is a directory; callers use only names in it.
 
 pub mod dir;
+pub mod files;
 pub mod reservation;
 pub mod writeback;
 

@@ -8,9 +8,12 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate, fstatfs, fstatvfs, ftruncate};
 use rustix::io::{Errno, retry_on_intr};
+
+use crate::error::{Error, Result};
 
 /// Bytes released at once, ahead of the writes.
 const AHEAD: u64 = 16 << 20;
@@ -20,6 +23,8 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// See the module. Dropping it releases the rest.
 #[derive(Debug)]
 pub struct SpaceReservation {
+    /// The snapshot, for errors.
+    snapshot: PathBuf,
     file: File,
     /// Whether the file system holds blocks; otherwise only its free space was checked.
     holds: bool,
@@ -30,12 +35,13 @@ pub struct SpaceReservation {
 }
 
 impl SpaceReservation {
-    /// Reserves `bytes` in the file system of an empty file without a name.
+    /// Reserves `bytes` for a snapshot, in the file system of an empty file without a name.
     ///
     /// # Errors
     /// ENOSPC or EDQUOT: the file system has fewer, or this user may have fewer.
-    pub(super) fn new(file: File, bytes: u64) -> io::Result<Self> {
-        let is_tmpfs = fstatfs(&file)?.f_type as u64 == TMPFS_MAGIC;
+    pub(super) fn new(snapshot: &Path, file: File, bytes: u64) -> Result<Self> {
+        let failed = |source| failed(snapshot, bytes, source);
+        let is_tmpfs = fstatfs(&file).map_err(|errno| failed(errno.into()))?.f_type as u64 == TMPFS_MAGIC;
         let allocated = match bytes {
             0 => Ok(()),
             _ if is_tmpfs => Err(Errno::OPNOTSUPP),
@@ -43,27 +49,32 @@ impl SpaceReservation {
         };
         let holds = match allocated {
             Ok(()) => !is_tmpfs,
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&file, bytes).map(|()| false)?,
-            Err(errno) => return Err(errno.into()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                check_free(&file, bytes).map_err(|errno| failed(errno.into()))?;
+                false
+            }
+            Err(errno) => return Err(failed(errno.into())),
         };
         let left = if holds { bytes } else { 0 };
-        Ok(Self { file, holds, left: Cell::new(left), released: Cell::new(0) })
+        let (snapshot, left) = (snapshot.to_owned(), Cell::new(left));
+        Ok(Self { snapshot, file, holds, left, released: Cell::new(0) })
     }
 
     /// Reserves `bytes` more.
     ///
     /// # Errors
     /// As [`SpaceReservation::new`].
-    pub(super) fn grow(&self, bytes: u64) -> io::Result<()> {
+    pub fn grow(&self, bytes: u64) -> Result<()> {
+        let failed = |errno: Errno| failed(&self.snapshot, bytes, errno.into());
         if !self.holds {
-            return Ok(check_free(&self.file, bytes)?);
+            return check_free(&self.file, bytes).map_err(failed);
         }
         let left = self.left.get();
         match retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), left, bytes)) {
             Ok(()) => self.left.set(left + bytes),
             // A reservation of 0 bytes does not show whether the file system has `fallocate`.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&self.file, bytes)?,
-            Err(errno) => return Err(errno.into()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&self.file, bytes).map_err(failed)?,
+            Err(errno) => return Err(failed(errno)),
         }
         Ok(())
     }
@@ -82,6 +93,11 @@ impl SpaceReservation {
     }
 }
 
+fn failed(snapshot: &Path, bytes: u64, source: io::Error) -> Error {
+    let mib = bytes.div_ceil(1 << 20);
+    Error::host(format!("reserve {mib} MiB for snapshot {}", snapshot.display()), source)
+}
+
 /// A file system with 0 blocks has no limit.
 fn check_free(file: &File, bytes: u64) -> rustix::io::Result<()> {
     let found = fstatvfs(file)?;
@@ -95,6 +111,10 @@ mod tests {
 
     use super::*;
 
+    fn reserved(file: File, bytes: u64) -> Result<SpaceReservation> {
+        SpaceReservation::new(Path::new("/s"), file, bytes)
+    }
+
     fn nameless(place: &std::path::Path) -> File {
         use rustix::fs::{Mode, OFlags, open};
         open(place, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR).unwrap().into()
@@ -105,7 +125,7 @@ mod tests {
         let file = nameless(&std::env::temp_dir());
         let blocks = file.try_clone().unwrap();
         let held = || blocks.metadata().unwrap().blocks() * 512;
-        let reservation = SpaceReservation::new(file, 64 << 20).unwrap();
+        let reservation = reserved(file, 64 << 20).unwrap();
         if reservation.left.get() == 0 {
             return crate::testing::skip("this file system cannot hold room ahead, it is only asked for it");
         }
@@ -127,7 +147,7 @@ mod tests {
         let without = File::options().write(true).open("/proc/self/comm").unwrap();
         let refused = fallocate(&without, FallocateFlags::empty(), 0, 1);
         assert_eq!(refused, Err(Errno::OPNOTSUPP), "the kernel has fallocate for /proc");
-        let reservation = SpaceReservation::new(without, 0).unwrap();
+        let reservation = reserved(without, 0).unwrap();
         reservation.grow(1 << 20).unwrap();
         assert_eq!(reservation.left.get(), 0, "nothing is held");
     }
@@ -135,18 +155,16 @@ mod tests {
     #[test]
     fn more_than_there_is_cannot_be_reserved() {
         let of_tmpfs = rustix::fs::memfd_create("tmpfs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        SpaceReservation::new(of_tmpfs.into(), 1 << 60).unwrap(); // the kernel's own tmpfs has no limit
+        reserved(of_tmpfs.into(), 1 << 60).unwrap(); // the kernel's own tmpfs has no limit
         let free = fstatvfs(nameless(&std::env::temp_dir())).unwrap();
         let more = (free.f_blocks + 1) * free.f_frsize;
-        let little = SpaceReservation::new(nameless(&std::env::temp_dir()), 1 << 20).unwrap();
-        for error in [
-            SpaceReservation::new(nameless(&std::env::temp_dir()), more).unwrap_err(),
-            little.grow(more).unwrap_err(),
-        ] {
-            assert!(
-                error.kind() == io::ErrorKind::StorageFull || error.kind() == io::ErrorKind::FileTooLarge,
-                "{error}"
-            );
+        let little = reserved(nameless(&std::env::temp_dir()), 1 << 20).unwrap();
+        for error in
+            [reserved(nameless(&std::env::temp_dir()), more).unwrap_err(), little.grow(more).unwrap_err()]
+        {
+            let text = crate::error::report(&error);
+            let why = ["No space left", "File too large"];
+            assert!(why.iter().any(|why| text.contains(why)) && text.contains("for snapshot /s"), "{text}");
         }
     }
 }

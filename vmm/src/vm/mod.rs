@@ -15,7 +15,7 @@ use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig
 use crate::config::sharing;
 use crate::config::{FileRef, IrqchipKind, VmConfig};
 use crate::console::Console;
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 use crate::machine::Machine;
 use crate::machine::pool::Pool;
 use crate::machine::shared::SharedMachine;
@@ -28,12 +28,14 @@ use crate::snapshot::format::working_set::Plan;
 use crate::snapshot::history::History;
 use crate::snapshot::restore::record::Recording;
 use crate::snapshot::restore::rewind;
+use crate::snapshot::take;
 use crate::snapshot::take::capture::CaptureStats;
 use crate::snapshot::take::writer;
 use crate::snapshot::transfer::in_memory;
-use crate::snapshot::{RestoreOptions, RewindStats, Snapshot, SnapshotOptions};
+use crate::snapshot::{RestoreOptions, RewindStats, Snapshot, SnapshotFiles, SnapshotOptions};
 use crate::store::Store;
 use crate::store::dir::NewDir;
+use crate::store::files::NewFiles;
 use crate::sync::lock;
 use crate::vm::lent::LentVm;
 use crate::vm::provisional::ProvisionalVm;
@@ -147,14 +149,37 @@ impl Vm {
             writer::write(&self.machine, &mut history, options, &dir, self.recording.is_some())?;
         dir.publish()?;
         options.progress.finish();
-        log::info!(
-            "snapshot {name}: paused the guest for {:.1?}; its disks took no requests for {:.1?} before the \
-             pause",
-            stats.paused,
-            stats.disks_stopped
-        );
+        log_pauses(name, &stats);
         // The snapshot becomes the base of diffs once it is published.
         history.lineage = Some(next);
+        history.taken(self.config().memory_bytes());
+        Ok(stats)
+    }
+
+    /// As [`Vm::snapshot_with`], into two files. They replace files that are there: VMs that map an old one
+    /// keep it. The memory of a [`SnapshotKind::Diff`] has the pages that changed since the VM's last
+    /// snapshot, of whatever form; copied over the memory of that snapshot, they make the memory of this one.
+    ///
+    /// # Errors
+    /// As [`Vm::snapshot_with`]; or a disk has a layer, or the options ask for packed memory.
+    pub fn snapshot_to_files(
+        &self,
+        files: &SnapshotFiles,
+        options: &SnapshotOptions,
+    ) -> Result<CaptureStats> {
+        if options.packing.is_some() {
+            return Err(Error::config("packing", Invalid::PackedFile));
+        }
+        options.validate(self.config().memory_bytes())?;
+        self.warn_of_disks_that_go_on();
+        let mut history = lock(&self.history);
+        let new = NewFiles::begin(&files.state, &files.memory)?;
+        let is_recorded = self.recording.is_some();
+        let stats = take::files::write(&self.machine, &mut history, options, &new, is_recorded)?;
+        new.publish()?;
+        options.progress.finish();
+        history.taken(self.config().memory_bytes());
+        log_pauses(&files.state.display().to_string(), &stats);
         Ok(stats)
     }
 
@@ -294,6 +319,14 @@ impl Vm {
     pub fn is_settling(&self) -> bool {
         self.machine.is_settling()
     }
+}
+
+fn log_pauses(snapshot: &str, stats: &CaptureStats) {
+    let CaptureStats { paused, disks_stopped, .. } = stats;
+    log::info!(
+        "snapshot {snapshot}: paused the guest for {paused:.1?}; its disks took no requests for \
+         {disks_stopped:.1?} before the pause"
+    );
 }
 
 /// Ends the VM, as [`Vm::stop`], and waits for its disks.

@@ -188,7 +188,7 @@ struct Versioned<'a> {
 pub(crate) struct Manifest {
     #[serde(rename = "crc64")]
     _crc64: String,
-    version: u32,
+    pub(crate) version: u32,
     arch: String,
     pub(crate) metadata: Metadata,
     pub(crate) config: VmConfig,

@@ -3,6 +3,7 @@
 pub(crate) mod crc;
 pub mod diff;
 pub mod digest;
+pub mod files;
 pub(crate) mod holes;
 pub mod manifest;
 pub mod pack;

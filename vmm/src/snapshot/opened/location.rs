@@ -12,6 +12,8 @@ const IN_MEMORY: &str = "of a running VM";
 pub(crate) enum Location {
     /// A directory of files.
     Directory(PathBuf),
+    /// A state file, and memory elsewhere.
+    Files(PathBuf),
     /// Memory of a process. It has no files.
     Memory,
 }
@@ -20,7 +22,7 @@ impl Location {
     /// The snapshot.
     pub fn path(&self) -> &Path {
         match self {
-            Self::Directory(path) => path,
+            Self::Directory(path) | Self::Files(path) => path,
             Self::Memory => Path::new(IN_MEMORY),
         }
     }
@@ -29,6 +31,7 @@ impl Location {
     pub fn state_file(&self) -> PathBuf {
         match self {
             Self::Directory(path) => path.join(STATE_FILE),
+            Self::Files(path) => path.clone(),
             Self::Memory => PathBuf::from(IN_MEMORY),
         }
     }

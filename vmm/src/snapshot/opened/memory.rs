@@ -16,6 +16,7 @@ use crate::memory::page_set::PageSet;
 use crate::pager::client::Pager;
 use crate::pager::options::PagerOptions;
 use crate::progress::Progress;
+use crate::snapshot::format::files::open_named;
 use crate::snapshot::format::pack::Pack;
 use crate::snapshot::format::pack::walk::unpack;
 use crate::snapshot::format::place::SnapshotDir;
@@ -127,12 +128,24 @@ impl SnapshotMemory {
         Ok(memory)
     }
 
+    /// Opens raw memory of `len` bytes in a file that the user named.
+    ///
+    /// # Errors
+    /// The file is missing, or not as long.
+    pub(crate) fn open_raw(path: &Path, len: u64) -> Result<Self> {
+        let (file, found) = open_named(path)?;
+        let memory = Self::Raw(Arc::new(file), path.to_owned());
+        let memory = memory.of_len(path, found, len, "is {} bytes long")?;
+        step_done("memory open");
+        Ok(memory)
+    }
+
     fn of_len(self, path: &Path, found: u64, expected: u64, what: &str) -> Result<Self> {
         if found == expected {
             return Ok(self);
         }
         let what = what.replace("{}", &found.to_string());
-        Err(Error::snapshot(path, format!("{what}, but {STATE_FILE} says {expected}")))
+        Err(Error::snapshot(path, format!("{what}, but its state says {expected}")))
     }
 
     /// The backing for a restored VM's RAM, with the diff's pages over it.

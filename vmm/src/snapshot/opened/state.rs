@@ -1,10 +1,12 @@
 //! Reads the state file of a snapshot.
 
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::snapshot::STATE_FILE;
+use crate::snapshot::format::files::open_named;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::place::SnapshotDir;
 
@@ -18,9 +20,25 @@ pub(crate) fn read_manifest<'a>(
     snapshot: impl Into<SnapshotDir<'a>>,
 ) -> Result<(manifest::Manifest, Vec<u8>)> {
     let snapshot = snapshot.into();
-    let path = snapshot.path().join(STATE_FILE);
-    let file = read_state(snapshot, &path)?;
-    Ok((decode(&path, &file)?, file))
+    read(&snapshot.path().join(STATE_FILE), snapshot.open_regular(STATE_FILE)?)
+}
+
+/// As [`read_manifest`], for a state file that the user named.
+pub(crate) fn read_named(path: &Path) -> Result<(manifest::Manifest, Vec<u8>)> {
+    read(path, open_named(path)?)
+}
+
+/// The format version of a snapshot, by its state file.
+///
+/// # Errors
+/// The file is missing, damaged, or of a newer version.
+pub fn version_of(state: &Path) -> Result<u32> {
+    Ok(read_named(state)?.0.version)
+}
+
+fn read(path: &Path, opened: (File, u64)) -> Result<(manifest::Manifest, Vec<u8>)> {
+    let file = content(path, opened)?;
+    Ok((decode(path, &file)?, file))
 }
 
 /// Decodes the state file at `path`, and validates its configuration.
@@ -37,8 +55,7 @@ pub(crate) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
     Ok(manifest)
 }
 
-fn read_state(snapshot: SnapshotDir<'_>, path: &Path) -> Result<Vec<u8>> {
-    let (mut file, len) = snapshot.open_regular(STATE_FILE)?;
+fn content(path: &Path, (mut file, len): (File, u64)) -> Result<Vec<u8>> {
     if len > LARGEST_STATE {
         return Err(Error::snapshot(
             path,

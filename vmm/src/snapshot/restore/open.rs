@@ -23,6 +23,7 @@ use crate::persist::Persist;
 use crate::snapshot::Metadata;
 use crate::snapshot::disks::images;
 use crate::snapshot::disks::layers;
+use crate::snapshot::format::files::SnapshotFiles;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::place::open_ahead;
 use crate::snapshot::format::working_set::{Plan, WorkingSet, WorkingSetFile};
@@ -35,7 +36,7 @@ use crate::snapshot::opened::location::Location;
 use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, SnapshotMemory, Unpack};
 use crate::snapshot::opened::relative;
 use crate::snapshot::opened::relative::{Digests, OpenedMemory};
-use crate::snapshot::opened::state::read_manifest;
+use crate::snapshot::opened::state::{read_manifest, read_named};
 use crate::snapshot::restore::isolated::MemoryOfRestore;
 use crate::snapshot::restore::options::RestoreOptions;
 use crate::snapshot::restore::record::{RecordUntil, Recording, TouchLog};
@@ -109,7 +110,7 @@ impl Snapshot {
             relative::open(&path, &metadata, &|base| grants.check_base(base))?
         };
         let layers = layers::LayerFiles::Directory(path.clone());
-        let files = files(&path, &memory, over.as_ref())?;
+        let files = leases(&path, &memory, over.as_ref())?;
         let working_set = Some(WorkingSetFile::of(&path, &metadata.id, metadata.memory_bytes));
         let (state, memory) = ((metadata, config, machine), (Arc::new(memory), over));
         let snapshot = Self {
@@ -118,6 +119,33 @@ impl Snapshot {
             working_set,
             ..Self::of_own(Location::Directory(path), state, memory, lineage, layers, files)
         };
+        snapshot.check_host()?;
+        step_done("host check");
+        Ok(snapshot)
+    }
+
+    /// Opens a snapshot in two files. Whether the memory belongs to the state is not checked, except for its
+    /// length.
+    ///
+    /// # Errors
+    /// As [`Snapshot::open`].
+    pub fn open_files(files: &SnapshotFiles) -> Result<Self> {
+        let _ahead = files.open_ahead();
+        let (manifest, text) = read_named(&files.state)?;
+        step_done("state load, CRC, parse");
+        let manifest::Manifest { metadata, config, machine, .. } = manifest;
+        check_is_whole(&files.state, &metadata)?;
+        let origin = grant::origin_of(&text, &metadata, &config);
+        drop(text);
+        step_done("origin");
+        let memory = SnapshotMemory::open_raw(&files.memory, metadata.memory_bytes)?;
+        let leases = leases(&files.state, &memory, None)?;
+        // A snapshot in two files has no layers, but the state may be of a snapshot in a directory.
+        let beside = files.state.parent().unwrap_or(Path::new("")).to_owned();
+        let (location, layers) =
+            (Location::Files(files.state.clone()), layers::LayerFiles::Directory(beside));
+        let (state, memory) = ((metadata, config, machine), (Arc::new(memory), None));
+        let snapshot = Self { origin, ..Self::of_own(location, state, memory, None, layers, leases) };
         snapshot.check_host()?;
         step_done("host check");
         Ok(snapshot)
@@ -140,7 +168,7 @@ impl Snapshot {
             }
             CapturedBase::Lazy(LazyMemory { memory, unpack }) => (memory, Some(unpack), None),
         };
-        let files = held.map_or_else(|| files(location.path(), &memory, over.as_ref()), Ok)?;
+        let files = held.map_or_else(|| leases(location.path(), &memory, over.as_ref()), Ok)?;
         let layers = layers::LayerFiles::Held(layers);
         Ok(Self { fills, ..Self::of_own(location, state, (memory, over), lineage, layers, files) })
     }
@@ -297,11 +325,12 @@ impl Snapshot {
         let lazy = LazyMemory::of(&memory, unpack).filter(|_| recording.is_none());
         // A recorded VM has no overlay: its source of pages includes the diff's.
         let over = over.filter(|_| recording.is_none());
-        let lineage = self.lineage.clone().map(|lineage| match (&recording, &self.over) {
-            (Some(_), Some(over)) => {
-                Lineage { may_differ: PagesToCapture::NotBase(Some(Arc::clone(&over.pages))), ..lineage }
+        let recorded = self.over.as_ref().filter(|_| recording.is_some()).map(|over| Arc::clone(&over.pages));
+        let lineage = self.lineage.clone().map(|lineage| match &recorded {
+            Some(pages) => {
+                Lineage { may_differ: PagesToCapture::NotBase(Some(Arc::clone(pages))), ..lineage }
             }
-            _ => lineage,
+            None => lineage,
         });
         let origin = RestoredFrom {
             path: self.location.state_file(),
@@ -312,7 +341,13 @@ impl Snapshot {
             files,
             listeners: Vec::new(),
         };
-        let history = History { lineage, origin: Some(origin) };
+        let since_last = match (&self.location, &lineage) {
+            // The parent's last snapshot is not the child's.
+            (Location::Memory, _) => None,
+            (_, Some(lineage)) => Some(lineage.may_differ.clone()),
+            (_, None) => Some(PagesToCapture::NotBase(recorded)),
+        };
+        let history = History { lineage, since_last, origin: Some(origin) };
         Ok(Restored { machine: SharedMachine::new(machine, config), history, ahead, recording, layers })
     }
 
@@ -411,8 +446,19 @@ impl Snapshot {
     }
 }
 
+/// Refuses the state of a diff in a directory, whose pages lie beside it.
+fn check_is_whole(state: &Path, metadata: &Metadata) -> Result<()> {
+    match metadata.base {
+        None => Ok(()),
+        Some(_) => {
+            let problem = "belongs to a diff in a directory; restore that directory";
+            Err(Error::snapshot(state, problem))
+        }
+    }
+}
+
 /// The files that VMs restored from this map.
-fn files(path: &Path, memory: &SnapshotMemory, over: Option<&OverlayPages>) -> Result<Arc<Leases>> {
+fn leases(path: &Path, memory: &SnapshotMemory, over: Option<&OverlayPages>) -> Result<Arc<Leases>> {
     let files = Leases::of(memory.raw().into_iter().chain(over.map(|over| &over.file)));
     files.map(Arc::new).map_err(|source| Error::file("look at the memory of", path.display(), source))
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod capture;
 pub(crate) mod captured;
+pub(crate) mod files;
 pub(crate) mod room;
 pub(crate) mod small_diff;
 pub(crate) mod taken;

@@ -19,7 +19,6 @@ use crate::progress::Progress;
 use crate::snapshot::format::holes::is_zero;
 use crate::snapshot::opened::memory::LazyMemory;
 use crate::snapshot::take::capture::SpaceOnDisk;
-use crate::store::dir::NewDir;
 use crate::store::reservation::SpaceReservation;
 
 /// Bytes for the files beside memory and layers.
@@ -37,9 +36,8 @@ pub(crate) enum MemoryToWrite {
 }
 
 /// See the module.
-#[derive(Debug)]
 pub(crate) struct DiskSpace<'a> {
-    dir: &'a NewDir,
+    reserve: &'a dyn Fn(u64) -> Result<SpaceReservation>,
     written: MemoryToWrite,
     /// Bytes of disks' layers.
     layers: u64,
@@ -51,14 +49,15 @@ pub(crate) struct DiskSpace<'a> {
 }
 
 impl<'a> DiskSpace<'a> {
+    /// `reserve` reserves a number of bytes in the file system of the snapshot.
     pub fn new(
-        dir: &'a NewDir,
+        reserve: &'a dyn Fn(u64) -> Result<SpaceReservation>,
         written: MemoryToWrite,
         layers: u64,
         lazy: Option<LazyMemory>,
         progress: &'a Progress,
     ) -> Self {
-        Self { dir, written, layers, lazy, progress, reserved: OnceCell::new() }
+        Self { reserve, written, layers, lazy, progress, reserved: OnceCell::new() }
     }
 
     /// Reserves `bytes` more, for clusters written meanwhile.
@@ -67,7 +66,7 @@ impl<'a> DiskSpace<'a> {
     /// The file system lacks the space.
     pub fn reserve_more(&self, bytes: u64) -> Result<()> {
         let reserved = self.reserved.get().filter(|_| bytes > 0);
-        reserved.map_or(Ok(()), |reserved| self.dir.grow(reserved, bytes))
+        reserved.map_or(Ok(()), |reserved| reserved.grow(bytes))
     }
 
     /// Reserves space for all pages that a pack lists, because its base may have holes for chunks not fetched
@@ -83,8 +82,8 @@ impl<'a> DiskSpace<'a> {
         lazy.memory.add_populated(&mut all)?;
         all.remove_all(unneeded);
         all.add_all(pages);
-        self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|lacks_room| {
-            let least = self.dir.reserve(pages.len() * PAGE + STATE + self.layers);
+        (self.reserve)(all.len() * PAGE + STATE + self.layers).or_else(|lacks_room| {
+            let least = (self.reserve)(pages.len() * PAGE + STATE + self.layers);
             drop(least.map_err(|_| lacks_room)?);
             // The snapshot completes the base anyway, after the pages are copied.
             freeze::complete(ram, self.progress)?;
@@ -95,11 +94,11 @@ impl<'a> DiskSpace<'a> {
     fn of_whole(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<SpaceReservation> {
         let base = ram.base().file;
         let all = populated(&base, unneeded, pages, ram.len())?;
-        self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|_| {
+        (self.reserve)(all.len() * PAGE + STATE + self.layers).or_else(|_| {
             let mut of_base = all;
             of_base.remove_all(pages);
             let zeros = zeros(&base, &of_base, self.progress)?;
-            self.dir.reserve((of_base.len() + pages.len() - zeros) * PAGE + STATE + self.layers)
+            (self.reserve)((of_base.len() + pages.len() - zeros) * PAGE + STATE + self.layers)
         })
     }
 }
@@ -112,7 +111,7 @@ impl SpaceOnDisk for DiskSpace<'_> {
             MemoryToWrite::Whole => false,
         };
         let reserved = if only_pages {
-            self.dir.reserve(pages.len() * PAGE + PageSet::bytes_len(ram.len()) + STATE + self.layers)?
+            (self.reserve)(pages.len() * PAGE + PageSet::bytes_len(ram.len()) + STATE + self.layers)?
         } else if let Some(lazy) = self.lazy.as_ref().filter(|_| self.written == MemoryToWrite::PagesIfFew) {
             self.of_lazy(lazy, ram, unneeded, pages)?
         } else {

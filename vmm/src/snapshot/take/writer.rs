@@ -147,7 +147,8 @@ pub(crate) fn write(
     let trimmed = options.trim.then(|| BalloonTrim::of(vm, progress)).transpose()?;
     let layers = LayerCopies::into_directory(vm, dir)?;
     let lazy = history.lazy().cloned();
-    let room = DiskSpace::new(dir, written(over.as_ref(), options), layers.bytes(), lazy.clone(), progress);
+    let (reserve, written) = (|bytes| dir.reserve(bytes), written(over.as_ref(), options));
+    let room = DiskSpace::new(&reserve, written, layers.bytes(), lazy.clone(), progress);
     let beside = DiskCapture { vm, layers, room: Some(&room), trimmed };
     let to =
         CopyTarget { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
@@ -241,12 +242,8 @@ fn write_whole(
     let Some(packing) = &options.packing else {
         let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
         let mut digest = 0_u64;
-        memory.complete(
-            &failed,
-            |at, step| digest = digest.wrapping_add(digest::of_pages(at, step)),
-            |bytes| room.about_to_write(bytes),
-            progress,
-        )?;
+        let add = |at, step: &[u8]| digest = digest.wrapping_add(digest::of_pages(at, step));
+        memory.complete(&failed, add, |bytes| room.about_to_write(bytes), progress)?;
         captured.copy.sync_all().map_err(failed)?;
         return Ok((MemoryFile::Raw, digest));
     };
@@ -269,11 +266,24 @@ pub(crate) fn write_state(
     marked: bool,
     dir: &NewDir,
 ) -> Result<()> {
-    let mark = |body: &[u8]| if marked { grant::mark(metadata, config, body) } else { Ok(None) };
-    let text = manifest::encode(metadata, config, state, mark)?;
+    let text = encode_state(metadata, config, state, marked)?;
     let file = dir.create(STATE_FILE)?;
     (&file)
         .write_all(&text)
         .and_then(|()| file.sync_all())
         .map_err(|source| dir.failed_to_write(STATE_FILE, source))
+}
+
+/// Makes the content of a state file, with this user's mark if `marked`.
+///
+/// # Errors
+/// The state has no JSON, or the user's key cannot be read.
+pub(crate) fn encode_state(
+    metadata: &Metadata,
+    config: &VmConfig,
+    state: &MachineState,
+    marked: bool,
+) -> Result<Vec<u8>> {
+    let mark = |body: &[u8]| if marked { grant::mark(metadata, config, body) } else { Ok(None) };
+    manifest::encode(metadata, config, state, mark)
 }
