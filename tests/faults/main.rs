@@ -10,6 +10,7 @@ mod fork;
 mod left;
 mod requests;
 mod started;
+mod two_files;
 mod vm;
 
 fn main() {

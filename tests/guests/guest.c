@@ -345,6 +345,23 @@ static void echo(void)
         sleep();
 }
 
+/* Fills mib= of memory, and writes zeros to it once a byte is typed. */
+static void erase(void)
+{
+    u64 pages = option("mib=", 1) << 8;
+    for (u64 index = 0; index < pages; index++)
+        fill_page(page_at(index), 1);
+    print("ready\n");
+    while (!(inb(COM1 + 5) & 1))
+        ;
+    for (u64 index = 0; index < pages; index++)
+        for (u64 word = 0; word < PAGE / sizeof(u64); word++)
+            ((volatile u64 *)page_at(index))[word] = 0;
+    print("erased\n");
+    for (;;)
+        __asm__ volatile("hlt");
+}
+
 void guest_main(struct start_info *info)
 {
     struct memory *map = (struct memory *)info->memory_map;
@@ -384,6 +401,8 @@ void guest_main(struct start_info *info)
         deadline();
     } else if (behaviour("echo")) {
         echo();
+    } else if (behaviour("erase")) {
+        erase();
     } else if (behaviour("ioapic-registers")) {
         ioapic_registers();
     } else if (behaviour("ioapic-random")) {

@@ -12,14 +12,19 @@ use super::confine::ConfineArgs;
 use super::overrides::OverrideArgs;
 use super::unpack::UnpackArgs;
 use super::working_set::WorkingSetArgs;
+use crate::process::start::SnapshotPlace;
 use crate::process::{bounds, confinement, start};
 use crate::session::Session;
 
 /// Run a VM from a snapshot, which stays unchanged
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
-    /// Directory of the snapshot
+    /// Directory of the snapshot; with --memory-file, its state file
     pub(super) dir: PathBuf,
+
+    /// Map this file as the guest's memory. Whether it belongs to the state is not checked
+    #[arg(long, value_name = "FILE")]
+    pub(super) memory_file: Option<PathBuf>,
 
     #[command(flatten)]
     pub(super) overrides: OverrideArgs,
@@ -69,6 +74,7 @@ impl Restore {
     pub(super) fn of(dir: PathBuf, api_socket: Option<PathBuf>) -> Self {
         Self {
             dir,
+            memory_file: None,
             overrides: OverrideArgs::default(),
             allowed: Vec::new(),
             allow_shared: false,
@@ -96,13 +102,15 @@ impl Restore {
         options.resume = !self.paused;
         // Strict confinement has limits for the VM's shape, and bounds for its files.
         // Not dropped: this thread may not close files once it has run a vCPU, and then the process ends.
-        let snapshot = ManuallyDrop::new(start::open(&self.dir, &options)?);
+        let directory = self.memory_file.is_none().then(|| self.dir.clone());
+        let place = SnapshotPlace::of(self.dir, self.memory_file);
+        let snapshot = ManuallyDrop::new(start::open(&place, &options)?);
         let config = snapshot.config();
         let bounds = || {
             let mut devices = config.devices.clone();
             // An invalid override is told when the snapshot is restored.
             let _ = options.overrides.clone().apply(&mut devices);
-            bounds::of(&options.allowed, Some(&devices), Some(&self.dir))
+            bounds::of(&options.allowed, Some(&devices), directory.as_deref())
         };
         let mut choice = self.confine.choice(bounds);
         self.api_socket.iter().for_each(|socket| choice.add_socket(socket));

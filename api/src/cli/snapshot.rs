@@ -53,8 +53,13 @@ pub(crate) struct Merge {
 /// Snapshot the VM behind an API socket into a new directory; the VM goes on
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Directory to create for the snapshot
+    /// Directory to create for the snapshot; with --memory-file, the state file to write
     pub(super) dir: PathBuf,
+
+    /// Write the memory to this file, raw. Both files replace those that are there. With --diff, it has the
+    /// pages that changed since the VM's last snapshot, and is sparse elsewhere
+    #[arg(long, value_name = "FILE")]
+    pub(super) memory_file: Option<PathBuf>,
 
     /// Save only the changes since the snapshot that the VM was restored from, or since its last full
     /// snapshot
@@ -101,6 +106,7 @@ impl Create {
     pub(super) fn of(dir: PathBuf, api_socket: PathBuf) -> Self {
         Self {
             dir,
+            memory_file: None,
             diff: false,
             trim: false,
             max_pause: None,
@@ -112,15 +118,14 @@ impl Create {
 
     pub(crate) fn execute(self) -> Outcome {
         // The server may have another working directory.
-        let snapshot_path = std::path::absolute(&self.dir).map_err(|source| {
-            Failure::system(format!("find the absolute path of {}", self.dir.display()), source)
-        })?;
+        let snapshot_path = absolute(&self.dir)?;
+        let mem_file_path = self.memory_file.as_deref().map(absolute).transpose()?;
         let snapshot_type = self.diff.then_some(SnapshotType::Diff);
         let packing = self.packing.of(self.compress)?;
         let request = CreateSnapshot {
             snapshot_path,
             snapshot_type,
-            mem_file_path: None,
+            mem_file_path,
             compress: packing.map(|packing| packing.compression),
             chunk_size: packing.map(|packing| packing.chunk_len),
             least_saving: packing.map(|packing| packing.least_saving),
@@ -133,6 +138,11 @@ impl Create {
         warn_of_disks_without_layer(&self.api_socket);
         Ok(Status::Success)
     }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    let failed = |source| Failure::system(format!("find the absolute path of {}", path.display()), source);
+    std::path::absolute(path).map_err(failed)
 }
 
 /// Warns of disks without a layer, which a guest that runs on changes after its snapshot.

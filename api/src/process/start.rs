@@ -1,11 +1,14 @@
 //! Boots and restores of VMs, for the command line and the API. The guest's console is standard output.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use volt_vmm::config::{Devices, Overrides};
-use volt_vmm::{Console, LentVm, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig};
+use volt_vmm::{
+    Console, LentVm, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, SnapshotFiles, Store, Vm,
+    VmConfig,
+};
 
 use crate::process::fault_signals;
 
@@ -15,9 +18,28 @@ pub(crate) fn boot(config: VmConfig) -> Result<Vm> {
     Vm::builder().config(config).console(Console::stdout()).start()
 }
 
-/// Restores the snapshot in directory `dir`.
-pub(crate) fn load(dir: &Path, options: RestoreOptions) -> Result<Vm> {
-    let snapshot = open(dir, &options)?;
+/// The place of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SnapshotPlace {
+    /// A directory.
+    Directory(PathBuf),
+    /// Two files.
+    Files(SnapshotFiles),
+}
+
+impl SnapshotPlace {
+    /// The state file `path` and the memory file, if there is one, otherwise the directory `path`.
+    pub(crate) fn of(path: PathBuf, memory: Option<PathBuf>) -> Self {
+        match memory {
+            Some(memory) => Self::Files(SnapshotFiles::new(path, memory)),
+            None => Self::Directory(path),
+        }
+    }
+}
+
+/// Restores a snapshot.
+pub(crate) fn load(place: &SnapshotPlace, options: RestoreOptions) -> Result<Vm> {
+    let snapshot = open(place, &options)?;
     snapshot.restore_with(prepared(&snapshot, options))
 }
 
@@ -26,10 +48,15 @@ pub(crate) fn restore_lent(snapshot: &Snapshot, options: RestoreOptions) -> Resu
     snapshot.restore_lent(prepared(snapshot, options))
 }
 
-/// Opens the snapshot in directory `dir`.
-pub(crate) fn open(dir: &Path, options: &RestoreOptions) -> Result<Snapshot> {
-    let (store, name) = Store::split(dir)?;
-    Snapshot::open_allowing(&store, &name, &options.allowed)
+/// Opens a snapshot.
+pub(crate) fn open(place: &SnapshotPlace, options: &RestoreOptions) -> Result<Snapshot> {
+    match place {
+        SnapshotPlace::Directory(dir) => {
+            let (store, name) = Store::split(dir)?;
+            Snapshot::open_allowing(&store, &name, &options.allowed)
+        }
+        SnapshotPlace::Files(files) => Snapshot::open_files(files),
+    }
 }
 
 /// Restores a snapshot from the parent of a fork into a prewarmed VM, and leaves the VM paused.

@@ -10,11 +10,13 @@ fn unknown_paths_methods_fields_and_values_are_refused() {
     let mut guest = Guest::boot("count");
     guest.wait_for("count");
     for (method, path, body, status, words) in [
-        ("GET", "/nowhere", "", 404, "no such path"),
-        ("GET", "/../etc/passwd", "", 404, "no such path"),
-        ("PUT", "/vm", "{}", 405, "PUT is not allowed"),
-        ("DELETE", "/", "", 405, "DELETE is not allowed"),
-        ("GET", "/snapshot/create", "", 405, "GET is not allowed"),
+        ("GET", "/nowhere", "", 400, "Invalid request method and/or path: GET /nowhere."),
+        ("GET", "/../etc/passwd", "", 400, "Invalid request method and/or path"),
+        ("PUT", "/vm", "{}", 400, "path: PUT /vm."),
+        ("DELETE", "/", "", 400, "path: DELETE /."),
+        ("GET", "/snapshot/create", "", 400, "path: GET /snapshot/create."),
+        ("GET", "/v1/nowhere", "", 404, "no such path: /v1/nowhere"),
+        ("DELETE", "/v1/vm", "", 405, "DELETE is not allowed on /v1/vm"),
         ("PATCH", "/vm", r#"{"state":"Paused","now":true}"#, 400, "unknown field `now`"),
         ("PATCH", "/vm", r#"{"state":"Asleep"}"#, 400, "unknown variant `Asleep`"),
         ("PATCH", "/vm", r#"{"state":"#, 400, "EOF"),

@@ -17,6 +17,7 @@ use super::Api;
 use super::body::Body;
 use super::error::{Fault, StatusOnly};
 use crate::process::start;
+use crate::process::start::SnapshotPlace;
 use names::machine::{Action, ActionType, SetState, WantedState};
 use names::snapshot::{CreateSnapshot, LoadSnapshot, merge_overrides};
 
@@ -56,37 +57,33 @@ async fn describe_instance(State(api): State<Api>) -> Json<Value> {
     Json(json!({ "id": api.slot.id(), "state": state, "vmm_version": version, "app_name": "volt-vmm" }))
 }
 
-// Firecracker's clients read `firecracker_version`.
+/// The version of Firecracker's API that these paths follow.
+pub(crate) const API_VERSION: &str = "1.17.0";
+
+// Firecracker's clients read `firecracker_version`, and some choose fields by it.
 async fn version() -> Json<Value> {
-    let version = env!("CARGO_PKG_VERSION");
-    Json(json!({ "firecracker_version": version, "volt_vmm_version": version }))
+    Json(json!({ "firecracker_version": API_VERSION, "volt_vmm_version": env!("CARGO_PKG_VERSION") }))
 }
 
-const ONE_DIRECTORY: &str = "leave it out: a snapshot of volt-vmm is one directory, named by snapshot_path, \
-                             that holds the memory too";
-
 async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> StatusOnly {
-    if request.mem_file_path.is_some() {
-        return Err(Fault::refused(format!("mem_file_path: {ONE_DIRECTORY}")));
-    }
     let options = request.options()?;
+    let place = SnapshotPlace::of(request.snapshot_path, request.mem_file_path);
     api.call(move |slot| {
         let vm = slot.vm("create a snapshot")?;
-        let (store, name) = Store::split(&request.snapshot_path)?;
-        vm.snapshot_with(&store, &name, &options)
+        match &place {
+            SnapshotPlace::Files(files) => vm.snapshot_to_files(files, &options),
+            SnapshotPlace::Directory(path) => {
+                let (store, name) = Store::split(path)?;
+                vm.snapshot_with(&store, &name, &options)
+            }
+        }
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> StatusOnly {
-    for (field, given) in
-        [("mem_file_path", request.mem_file_path.is_some()), ("mem_backend", request.mem_backend.is_some())]
-    {
-        if given {
-            return Err(Fault::refused(format!("{field}: {ONE_DIRECTORY}")));
-        }
-    }
+    let (place, clock) = (request.place()?, request.clock_mode());
     api.refuse_after_configuration()?;
     let overrides = merge_overrides(request.overrides, request.network_overrides, request.vsock_override);
     let unpack = Unpack::from_options(request.unpack, request.pager.map(PagerOptions::from))?;
@@ -97,7 +94,7 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         .isolate_base(request.isolate_base)
         .prefetch(request.prefetch)
         .record(request.record)
-        .clock(request.clock)
+        .clock(clock)
         .allow_shared(request.allow_shared)
         // Firecracker checks no disk, and its clients expect no refusal.
         .changed_images(ChangedImages::Warn);
@@ -106,7 +103,7 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         let pool = slot.prewarmed();
         // A prewarmed VM does not log writes; using it saves more time than the log.
         options.rewindable = request.track_dirty_pages && pool.is_none();
-        let load = || start::load(&request.snapshot_path, options.pool(pool));
+        let load = || start::load(&place, options.pool(pool));
         slot.start("load a snapshot", load).map(drop)
     })
     .await?;
@@ -173,9 +170,13 @@ mod tests {
         api.refuses("PATCH", "/vm", r#"{"state":"Asleep"}"#, 400, "unknown variant `Asleep`");
         let other = r#"{"snapshot_path":"/s","snapshot_type":"Half"}"#;
         api.refuses("PUT", "/snapshot/create", other, 400, "unknown variant `Half`");
-        let two = r#"{"snapshot_path":"/s","mem_file_path":"/m"}"#;
-        api.refuses("PUT", "/snapshot/create", two, 400, "mem_file_path");
-        api.refuses("PUT", "/snapshot/load", two, 400, "mem_file_path");
+        let two = r#"{"snapshot_path":"/s","mem_file_path":"/m",
+                      "mem_backend":{"backend_type":"File","backend_path":"/m"}}"#;
+        api.refuses("PUT", "/snapshot/load", two, 400, "too many fields");
+        let uffd = r#"{"snapshot_path":"/s","mem_backend":{"backend_type":"Uffd","backend_path":"/m"}}"#;
+        api.refuses("PUT", "/snapshot/load", uffd, 400, "Uffd");
+        let missing = r#"{"snapshot_path":"/missing/s","mem_file_path":"/m"}"#;
+        api.refuses("PUT", "/snapshot/load", missing, 400, "cannot open /missing/s: No such file");
         let packed = |more| format!(r#"{{"snapshot_path":"/s",{more}}}"#);
         api.refuses("PUT", "/snapshot/create", &packed(r#""compress":"gzip""#), 400, "write lz4, zstd");
         api.refuses(

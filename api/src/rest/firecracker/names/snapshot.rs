@@ -4,23 +4,24 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use volt_vmm::config::Overrides;
 use volt_vmm::config::devices::NetBackend;
 use volt_vmm::config::overrides::NetOverride;
 use volt_vmm::{ClockMode, Compression, Packing, RecordUntil, SnapshotKind, SnapshotOptions};
 
 use crate::process::shared_pager::SharedPager;
+use crate::process::start::SnapshotPlace;
 use crate::rest::error::Fault;
 
 /// `PUT /snapshot/create`
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CreateSnapshot {
-    /// The directory to create.
+    /// The state file to write, or the directory to create.
     pub(crate) snapshot_path: PathBuf,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) snapshot_type: Option<SnapshotType>,
+    /// The memory file to write. Without it, the snapshot is a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) mem_file_path: Option<PathBuf>,
     /// volt-vmm's own, like the next two: packs memory.
@@ -72,8 +73,8 @@ pub(crate) struct LoadSnapshot {
     pub(crate) snapshot_path: PathBuf,
     #[serde(default)]
     pub(crate) resume_vm: bool,
-    pub(crate) mem_file_path: Option<Value>,
-    pub(crate) mem_backend: Option<Value>,
+    pub(crate) mem_file_path: Option<PathBuf>,
+    pub(crate) mem_backend: Option<MemoryBackend>,
     /// Ignored: every VM supports diffs.
     #[serde(default, rename = "enable_diff_snapshots")]
     _enable_diff_snapshots: bool,
@@ -84,6 +85,9 @@ pub(crate) struct LoadSnapshot {
     pub(crate) network_overrides: Vec<NetworkOverride>,
     #[serde(default)]
     pub(crate) vsock_override: Option<VsockSocket>,
+    /// Makes the guest's clocks jump by the time since the snapshot.
+    #[serde(default)]
+    clock_realtime: bool,
     /// volt-vmm's own: all differences of a clone.
     #[serde(default)]
     pub(crate) overrides: Overrides,
@@ -95,7 +99,7 @@ pub(crate) struct LoadSnapshot {
     pub(crate) allow_shared: bool,
     /// volt-vmm's own: how the guest's clocks treat the time since the snapshot.
     #[serde(default)]
-    pub(crate) clock: ClockMode,
+    clock: ClockMode,
     /// volt-vmm's own: unpacks packed memory before the guest runs, not on touch.
     #[serde(default)]
     pub(crate) unpack: bool,
@@ -113,6 +117,49 @@ pub(crate) struct LoadSnapshot {
 
 fn usually() -> bool {
     true
+}
+
+/// Where a snapshot's memory comes from.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MemoryBackend {
+    backend_type: BackendType,
+    backend_path: PathBuf,
+}
+
+/// Firecracker's kinds of memory backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum BackendType {
+    File,
+    Uffd,
+}
+
+impl LoadSnapshot {
+    /// The place of the snapshot.
+    ///
+    /// # Errors
+    /// The memory is named twice, or by a backend that volt-vmm lacks.
+    pub(crate) fn place(&self) -> Result<SnapshotPlace, Fault> {
+        let memory = match (&self.mem_file_path, &self.mem_backend) {
+            // Firecracker's words, which its clients may look for.
+            (Some(_), Some(_)) => {
+                return Err(Fault::refused(
+                    "too many fields: either `mem_backend` or `mem_file_path` exclusively is required",
+                ));
+            }
+            (_, Some(MemoryBackend { backend_type: BackendType::Uffd, .. })) => {
+                return Err(Fault::refused("mem_backend: volt-vmm has no backend Uffd; use File"));
+            }
+            (Some(path), None) | (None, Some(MemoryBackend { backend_path: path, .. })) => Some(path.clone()),
+            (None, None) => None,
+        };
+        Ok(SnapshotPlace::of(self.snapshot_path.clone(), memory))
+    }
+
+    /// How the guest's clocks treat the time since the snapshot, by either field.
+    pub(crate) fn clock_mode(&self) -> ClockMode {
+        if self.clock_realtime { ClockMode::Realtime } else { self.clock }
+    }
 }
 
 /// A tap in place of a network interface's backend: an element of `network_overrides`.
