@@ -14,6 +14,9 @@ pub(crate) enum Failure {
     /// The config file is no valid `VmConfig` in JSON. The source names field, line and column.
     #[error("config file {}", path.display())]
     ConfigFile { path: PathBuf, source: serde_json::Error },
+    /// A part of a config file in Firecracker's form is invalid.
+    #[error("config file {}: {problem}", path.display())]
+    FirecrackersConfigFile { path: PathBuf, problem: String },
     /// A system call failed.
     #[error("cannot {act}")]
     System { act: String, source: io::Error },
@@ -69,6 +72,7 @@ pub(crate) mod tests {
         let invalid = serde_json::from_str::<u8>("x").unwrap_err();
         vec![
             Failure::ConfigFile { path: "PATH".into(), source: invalid },
+            Failure::FirecrackersConfigFile { path: "PATH".into(), problem: "KEY: …".into() },
             Failure::system("ACT", io::ErrorKind::Other),
             Failure::socket(Path::new("PATH"), "…"),
             Failure::child(Path::new("PATH"), "…"),

@@ -8,6 +8,7 @@ use super::Outcome;
 use super::confine::ConfineArgs;
 use crate::process::vm_slot::{DEFAULT_ID, Slot};
 use crate::process::{bounds, confinement};
+use crate::rest::ApiOptions;
 use crate::session::Session;
 
 /// Disks with engine=io_uring of a VM that is made through the API. Each io_uring takes 40 KiB.
@@ -26,6 +27,8 @@ pub(crate) struct Empty {
     pub(super) allowed: Vec<PathBuf>,
     /// The confinement of the process.
     pub(super) confine: ConfineArgs,
+    /// How the API is served.
+    pub(super) options: ApiOptions,
 }
 
 impl Empty {
@@ -40,6 +43,6 @@ impl Empty {
             Some(shape) => Slot::with_prewarmed(id, Pool::filled(shape, 1)?),
             None => Slot::with_id(id),
         };
-        Session::with_slot(slot, Some(&self.api_socket))?.wait_for_vm()
+        Session::with_slot(slot, Some(&self.api_socket))?.serving(self.options).wait_for_vm()
     }
 }

@@ -9,12 +9,15 @@ use volt_vmm::VmShape;
 use crate::failure::Failure;
 use crate::process::child_command::FORKED;
 use crate::process::exit::Status;
+use crate::rest::ApiOptions;
 
 mod bench;
+mod config_file;
 mod confine;
 mod devices;
 mod doctor;
 mod empty;
+mod firecracker;
 mod fork;
 mod forked;
 mod inspect;
@@ -80,7 +83,7 @@ struct Arguments {
     snapshot: Option<PathBuf>,
 
     /// Unix socket of the REST API. Alone: start without a VM, which a client then loads or boots
-    #[arg(long, alias = "api-sock", value_name = "SOCKET")]
+    #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
 
     /// Name of the VM in answers of the API [default: anonymous-instance]
@@ -120,6 +123,8 @@ enum Command {
     Forked(forked::ForkedCommand),
     Doctor(doctor::Doctor),
     Jailer(jailer::Jailer),
+    #[command(hide = true)]
+    Firecracker(firecracker::Firecracker),
 }
 
 /// Runs the command line. The first argument is the program's name.
@@ -133,6 +138,9 @@ pub(crate) fn execute(mut arguments: Vec<OsString>) -> Outcome {
     }
     if let Some(restore) = plain_restore(&arguments) {
         return restore.execute();
+    }
+    if firecracker::Firecracker::recognizes(&arguments) {
+        arguments.insert(1, "firecracker".into());
     }
     match forked::ForkedCommand::recognize(&arguments) {
         Some(forked) => forked.execute(),
@@ -159,7 +167,8 @@ impl Arguments {
             (None, None, Some(dir), Some(api_socket)) => snapshot::Create::of(dir, api_socket).execute(),
             (None, None, None, Some(api_socket)) => {
                 let Self { id, prewarm, allowed, confine, .. } = self;
-                empty::Empty { api_socket, id, prewarm, allowed, confine }.execute()
+                let options = ApiOptions::default();
+                empty::Empty { api_socket, id, prewarm, allowed, confine, options }.execute()
             }
             (None, None, _, None) => unreachable!("clap requires an argument, and a socket with --snapshot"),
         }
@@ -179,6 +188,7 @@ impl Command {
             Self::Forked(command) => command.execute(),
             Self::Doctor(command) => command.execute(),
             Self::Jailer(command) => command.execute(),
+            Self::Firecracker(command) => command.execute(),
         }
     }
 }

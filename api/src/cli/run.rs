@@ -3,14 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use volt_vmm::{Error, FileRef, IrqchipKind, LentVm, VmConfig, VmShape, parse_memory_mib};
+use volt_vmm::{FileRef, IrqchipKind, LentVm, VmConfig, VmShape, parse_memory_mib};
 
 use super::Outcome;
+use super::config_file::ConfigFile;
 use super::confine::ConfineArgs;
 use super::devices::DeviceArgs;
 use crate::failure::Failure;
 use crate::output::progress;
+use crate::process::vm_slot::Slot;
 use crate::process::{bounds, confinement, start};
+use crate::rest::{ApiOptions, Draft};
 use crate::session::Session;
 
 /// Boot a Linux kernel; its console is this terminal
@@ -71,21 +74,21 @@ impl Run {
     pub(crate) fn execute(mut self) -> Outcome {
         let api_socket = self.api_socket.take();
         let (confine, allowed) = (self.confine.clone(), std::mem::take(&mut self.allowed));
-        let config = self.config()?;
-        let mut choice = confine.choice(|| bounds::of(&allowed, Some(&config.devices), None));
-        api_socket.iter().for_each(|socket| choice.add_socket(socket));
-        confinement::apply(choice, Some(VmShape::of(&config)))?;
-        let mut session = Session::open(api_socket.as_deref())?;
-        session.watch_signals()?;
-        session.run("boot a VM", || {
-            progress::during("starting the VM", || start::boot(config)).map(LentVm::from)
-        })
+        let mut options = ApiOptions::default();
+        let config = self.config(&mut options.draft)?;
+        boot(config, &allowed, confine, api_socket.as_deref(), None, options)
     }
 
-    /// Returns the configuration of file and options together.
-    fn config(self) -> Result<VmConfig, Failure> {
+    /// Returns the configuration of file and options together, and puts a file of Firecracker into `draft`.
+    fn config(self, draft: &mut Draft) -> Result<VmConfig, Failure> {
         let mut config = match (&self.config_file, &self.kernel) {
-            (Some(file), _) => read_config(file)?,
+            (Some(file), _) => match ConfigFile::read(file)? {
+                ConfigFile::Own(config) => config,
+                ConfigFile::Firecracker(of_file) => {
+                    *draft = of_file;
+                    draft.config().unwrap_or_else(|| unreachable!("the file has a boot source"))
+                }
+            },
             (None, Some(kernel)) => VmConfig::new(kernel.clone()),
             (None, None) => unreachable!("clap requires one of the two"),
         };
@@ -121,13 +124,22 @@ fn on_off(text: &str) -> Result<bool, String> {
     }
 }
 
-fn read_config(path: &Path) -> Result<VmConfig, Failure> {
-    let text = std::fs::read(path).map_err(|source| Error::File {
-        act: "read config file",
-        name: path.display().to_string(),
-        source,
-    })?;
-    serde_json::from_slice(&text).map_err(|source| Failure::ConfigFile { path: path.to_owned(), source })
+/// Boots a VM with this configuration and runs it to its end, with the name `id`, or the default one.
+pub(super) fn boot(
+    config: VmConfig,
+    allowed: &[PathBuf],
+    confine: ConfineArgs,
+    api_socket: Option<&Path>,
+    id: Option<String>,
+    options: ApiOptions,
+) -> Outcome {
+    let mut choice = confine.choice(|| bounds::of(allowed, Some(&config.devices), None));
+    api_socket.into_iter().for_each(|socket| choice.add_socket(socket));
+    confinement::apply(choice, Some(VmShape::of(&config)))?;
+    let slot = id.map_or_else(Slot::new, Slot::with_id);
+    let mut session = Session::with_slot(slot, api_socket)?.serving(options);
+    session.watch_signals()?;
+    session.run("boot a VM", || progress::during("starting the VM", || start::boot(config)).map(LentVm::from))
 }
 
 #[cfg(test)]
@@ -146,7 +158,7 @@ mod tests {
 
     fn config(line: &[&str]) -> Result<VmConfig, String> {
         let line = RunLine::try_parse_from([&["run"], line].concat()).map_err(|error| error.to_string())?;
-        line.run.config().map_err(|failure| report(&failure))
+        line.run.config(&mut Draft::default()).map_err(|failure| report(&failure))
     }
 
     #[test]

@@ -7,10 +7,9 @@ use axum::extract::{FromRequest, Request};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use super::Api;
 use super::error::Fault;
 
-/// Longest body.
-const LIMIT: usize = 1 << 20;
 /// Longest time to receive a body, in seconds.
 const SECONDS: u64 = 10;
 
@@ -18,12 +17,13 @@ const SECONDS: u64 = 10;
 #[derive(Debug)]
 pub(super) struct Body<T>(pub(super) T);
 
-impl<T: DeserializeOwned, S: Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     type Rejection = Fault;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
-        let bytes = timeout(Duration::from_secs(SECONDS), to_bytes(request.into_body(), LIMIT)).await;
-        let bytes = bytes.map_err(|_| Fault::too_slow(SECONDS))?.map_err(|_| Fault::too_large(LIMIT))?;
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Fault> {
+        let limit = api.longest_body;
+        let bytes = timeout(Duration::from_secs(SECONDS), to_bytes(request.into_body(), limit)).await;
+        let bytes = bytes.map_err(|_| Fault::too_slow(SECONDS))?.map_err(|_| Fault::too_large(limit))?;
         if bytes.is_empty() {
             return Err(Fault::refused("request body: empty; this request needs one in JSON"));
         }

@@ -10,6 +10,9 @@ use volt_vmm::{Cure, Error, cure};
 use crate::cures;
 use crate::failure::Failure;
 
+/// Start of the paths that Firecracker lacks.
+const OWN_PATHS: &str = "/v1/";
+
 /// The body of every refusal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct FaultMessage {
@@ -65,13 +68,24 @@ impl Fault {
     }
 
     /// Refuses a path that does not exist.
-    pub(super) fn path(path: &str) -> Self {
-        Self::new(StatusCode::NOT_FOUND, format!("no such path: {path}"))
+    pub(super) fn path(method: &Method, path: &str) -> Self {
+        match path.starts_with(OWN_PATHS) {
+            true => Self::new(StatusCode::NOT_FOUND, format!("no such path: {path}")),
+            false => Self::as_firecracker(method, path),
+        }
     }
 
     /// Refuses a method that a path lacks.
     pub(super) fn method(method: &Method, path: &str) -> Self {
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("{method} is not allowed on {path}"))
+        match path.starts_with(OWN_PATHS) {
+            true => Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("{method} is not allowed on {path}")),
+            false => Self::as_firecracker(method, path),
+        }
+    }
+
+    /// Firecracker's words for both.
+    fn as_firecracker(method: &Method, path: &str) -> Self {
+        Self::refused(format!("Invalid request method and/or path: {method} {path}."))
     }
 
     /// Refuses a body longer than `limit` bytes.
@@ -84,18 +98,31 @@ impl Fault {
         Self::new(StatusCode::REQUEST_TIMEOUT, format!("request body: not complete after {seconds} seconds"))
     }
 
-    /// Replaces the library's name of the refused field by the request's. `names` has pairs of both.
+    /// As [`Fault::renamed`], for the answer with the fault.
     pub(super) fn rename(response: Response, names: &[(&str, &str)]) -> Response {
-        let Some(fault) = response.extensions().get::<Self>() else { return response };
-        let Some((field, rest)) = fault.problem.split_once(": ") else { return response };
-        let Some((_, name)) = names.iter().find(|(library, _)| *library == field) else { return response };
-        Self { problem: format!("{name}: {rest}"), ..fault.clone() }.into_response()
+        match response.extensions().get::<Self>() {
+            Some(fault) => fault.clone().renamed(names).into_response(),
+            None => response,
+        }
+    }
+
+    /// Replaces the library's name of the refused field by the request's. `names` has pairs of both.
+    pub(crate) fn renamed(self, names: &[(&str, &str)]) -> Self {
+        let Some((field, rest)) = self.problem.split_once(": ") else { return self };
+        let Some((_, name)) = names.iter().find(|(library, _)| *library == field) else { return self };
+        Self { problem: format!("{name}: {rest}"), ..self }
     }
 
     /// Reports a panic in a call of the library: the one refusal that no request can avoid.
     pub(super) fn panicked() -> Self {
         let problem = "volt-vmm has a bug: the request's thread panicked; standard error says where";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, problem)
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&cure::with_cures(self.problem.clone(), &self.cures, cures::as_field))
     }
 }
 
@@ -115,7 +142,7 @@ impl From<Failure> for Fault {
 impl IntoResponse for Fault {
     fn into_response(self) -> Response {
         let Self { status, problem, cures } = self.clone();
-        let fault_message = cure::with_cures(problem.clone(), &cures, cures::as_field);
+        let fault_message = self.to_string();
         let curable = (!cures.is_empty()).then_some(Curable { problem, cures });
         (status, Extension(self), Json(FaultMessage { fault_message, curable })).into_response()
     }

@@ -24,6 +24,11 @@ pub(crate) use crate::rest::v1::fork::{ChildOfFork, ForkRequest, Forks};
 use calls::Calls;
 use error::Fault;
 pub(crate) use error::FaultMessage;
+pub(crate) use firecracker::API_VERSION;
+pub(crate) use firecracker::machine::Draft;
+pub(crate) use firecracker::names::FIELDS as FIRECRACKER_FIELDS;
+pub(crate) use firecracker::names::config_file::ConfigFile;
+pub(crate) use firecracker::names::logger::{LogLevel, Logger};
 pub(crate) use firecracker::names::snapshot::{CreateSnapshot, SnapshotType};
 pub(crate) use server::Server;
 pub(crate) use socket::{Socket, SocketFile};
@@ -33,13 +38,31 @@ pub(crate) use socket::{Socket, SocketFile};
 struct Api {
     slot: Arc<Slot>,
     /// Configuration collected by Firecracker's paths for `InstanceStart`.
-    draft: Arc<Mutex<firecracker::machine::Draft>>,
+    draft: Arc<Mutex<Draft>>,
+    /// Bytes of the longest body.
+    longest_body: usize,
     calls: Calls,
 }
 
+/// What the command line says about the API.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ApiOptions {
+    /// The configuration that the VM was started from, in Firecracker's names.
+    pub(crate) draft: Draft,
+    /// Bytes of the longest body of a request.
+    pub(crate) longest_body: usize,
+}
+
+impl Default for ApiOptions {
+    fn default() -> Self {
+        Self { draft: Draft::default(), longest_body: 1 << 20 }
+    }
+}
+
 impl Api {
-    fn new(slot: Arc<Slot>) -> Self {
-        Self { slot, draft: Arc::default(), calls: Calls::new() }
+    fn new(slot: Arc<Slot>, options: ApiOptions) -> Self {
+        let ApiOptions { draft, longest_body } = options;
+        Self { slot, draft: Arc::new(Mutex::new(draft)), longest_body, calls: Calls::new() }
     }
 
     /// Runs one call of the library on a thread that may block. It continues to its end even if the client
@@ -56,6 +79,6 @@ fn router(api: Api) -> Router {
     firecracker::routes()
         .merge(v1::routes())
         .method_not_allowed_fallback(async |method: Method, uri: Uri| Fault::method(&method, uri.path()))
-        .fallback(async |uri: Uri| Fault::path(uri.path()))
+        .fallback(async |method: Method, uri: Uri| Fault::path(&method, uri.path()))
         .with_state(api)
 }

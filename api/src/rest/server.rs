@@ -18,7 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
-use super::{Api, Socket, router};
+use super::{Api, ApiOptions, Socket, router};
 
 use crate::failure::Failure;
 use crate::process::vm_slot::Slot;
@@ -45,11 +45,12 @@ impl Server {
     ///
     /// # Errors
     /// The host refuses the thread, or a resource of the runtime.
-    pub(crate) fn start(slot: Arc<Slot>, socket: Socket) -> Result<Self, Failure> {
+    pub(crate) fn start(slot: Arc<Slot>, socket: Socket, options: ApiOptions) -> Result<Self, Failure> {
         let refused = |source: io::Error| Failure::system("start the API server", source);
         let runtime = Builder::new_current_thread().enable_all().build().map_err(refused)?;
         let (closing, closed) = watch::channel(false);
-        let body = move || serve(&runtime, slot, socket, closed);
+        let api = Api::new(slot, options);
+        let body = move || serve(&runtime, api, socket, closed);
         let thread = threads::spawn("api", "to serve the API", body)?;
         Ok(Self { closing, thread })
     }
@@ -61,8 +62,7 @@ impl Server {
     }
 }
 
-fn serve(runtime: &Runtime, slot: Arc<Slot>, socket: Socket, mut closed: watch::Receiver<bool>) {
-    let api = Api::new(slot);
+fn serve(runtime: &Runtime, api: Api, socket: Socket, mut closed: watch::Receiver<bool>) {
     let calls = api.calls.clone();
     let room = Arc::new(Semaphore::new(CONNECTIONS as usize));
     runtime.block_on(async {

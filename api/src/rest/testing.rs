@@ -10,7 +10,7 @@ use std::thread;
 
 use axum::response::IntoResponse;
 
-use super::{Server, Socket};
+use super::{ApiOptions, Server, Socket};
 use crate::process::vm_slot::Slot;
 
 /// A fresh directory, removed when dropped.
@@ -47,7 +47,9 @@ impl Serving {
     pub(crate) fn start() -> Self {
         let dir = Dir::new();
         let socket = dir.path("api");
-        let server = Server::start(Arc::new(Slot::new()), Socket::bind(&socket).unwrap()).unwrap();
+        let server =
+            Server::start(Arc::new(Slot::new()), Socket::bind(&socket).unwrap(), ApiOptions::default());
+        let server = server.unwrap();
         Self { socket, server: Some(server), _dir: dir }
     }
 

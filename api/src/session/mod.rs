@@ -18,7 +18,7 @@ use crate::output::recorded;
 use crate::process::exit::Status;
 use crate::process::signals;
 use crate::process::vm_slot::Slot;
-use crate::rest::{Server, Socket, SocketFile};
+use crate::rest::{ApiOptions, Server, Socket, SocketFile};
 use crate::terminal;
 use crate::terminal::console;
 
@@ -29,6 +29,8 @@ pub(crate) struct Session {
     /// `None` once the server has taken it.
     socket: Option<Socket>,
     file: Option<Arc<SocketFile>>,
+    /// How the API is served.
+    options: ApiOptions,
     watches_signals: bool,
     /// The thread that reports the end of a recording.
     recording: Option<JoinHandle<()>>,
@@ -51,7 +53,15 @@ impl Session {
         signals::block();
         let socket = api_socket.map(Socket::bind).transpose()?;
         let file = socket.as_ref().map(Socket::file);
-        Ok(Self { slot: Arc::new(slot), socket, file, watches_signals: false, recording: None })
+        let (slot, options) = (Arc::new(slot), ApiOptions::default());
+        Ok(Self { slot, socket, file, options, watches_signals: false, recording: None })
+    }
+
+    /// Serves the API in another way than by default.
+    #[must_use]
+    pub(crate) fn serving(mut self, options: ApiOptions) -> Self {
+        self.options = options;
+        self
     }
 
     /// Creates the VM with `make`, runs it until it ends, and returns the exit status.
@@ -129,7 +139,8 @@ impl Session {
     }
 
     fn serve(&mut self) -> Result<Option<Server>, Failure> {
-        self.socket.take().map(|socket| Server::start(Arc::clone(&self.slot), socket)).transpose()
+        let Some(socket) = self.socket.take() else { return Ok(None) };
+        Server::start(Arc::clone(&self.slot), socket, std::mem::take(&mut self.options)).map(Some)
     }
 
     /// Cleans up after the guest's end and returns the exit status.

@@ -8,7 +8,7 @@ use volt_vmm::VmConfig;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{DiskConfig, NetConfig};
 
-use super::names::devices::{Balloon, Drive, Entropy, NetworkInterface, Vsock};
+use super::names::devices::{Balloon, Drive, Entropy, NetworkInterface, RootDevice, Vsock};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::{Fault, StatusOnly};
@@ -35,20 +35,78 @@ pub(crate) fn routes() -> Router<Api> {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DeviceDraft {
     pub(crate) devices: Devices,
-    /// Id of the drive that is the root device.
-    pub(crate) root: Option<String>,
+    /// The drive that is the root device.
+    pub(crate) root: Option<RootDevice>,
 }
 
 impl DeviceDraft {
     /// Puts the devices into `config`, the root device first, and names it on the kernel command line.
     pub(crate) fn add_to(&self, config: &mut VmConfig) {
-        let is_root = |disk: &DiskConfig| Some(&disk.id) == self.root.as_ref();
         config.devices = self.devices.clone();
+        let Some(root) = &self.root else { return };
+        let is_root = |disk: &DiskConfig| disk.id == root.id;
         config.devices.disks.sort_by_key(|disk| !is_root(disk));
-        if let Some(root) = config.devices.disks.first().filter(|disk| is_root(disk)) {
-            let access = if root.read_only { "ro" } else { "rw" };
-            config.boot.cmdline.push_str(&format!(" root=/dev/vda {access}"));
+        if let Some(disk) = config.devices.disks.first().filter(|disk| is_root(disk)) {
+            let access = if disk.read_only { "ro" } else { "rw" };
+            config.boot.cmdline.push_str(&format!(" root={} {access}", root.name()));
         }
+    }
+}
+
+/// Each part replaces the one that it had before.
+impl DeviceDraft {
+    /// Adds a drive.
+    ///
+    /// # Errors
+    /// It is a root device, and another drive is one already.
+    pub(crate) fn put_drive(&mut self, drive: Drive) -> Result<(), Fault> {
+        drive.check()?;
+        let Self { devices, root } = self;
+        let id = drive.drive_id.clone();
+        let was_root = root.as_ref().is_some_and(|root| root.id == id);
+        if drive.is_root_device {
+            if root.is_some() && !was_root {
+                return Err(Fault::refused("is_root_device: another drive is the root device already"));
+            }
+            *root = Some(RootDevice { id: id.clone(), partuuid: drive.partuuid.clone() });
+        } else if was_root {
+            *root = None;
+        }
+        replace(&mut devices.disks, drive.into(), |other| other.id == id);
+        Ok(())
+    }
+
+    /// Adds a network interface.
+    ///
+    /// # Errors
+    /// It has no backend, or two.
+    pub(crate) fn put_network(&mut self, interface: NetworkInterface) -> Result<(), Fault> {
+        let network = NetConfig::try_from(interface)?;
+        let id = network.id.clone();
+        replace(&mut self.devices.networks, network, |other| other.id == id);
+        Ok(())
+    }
+
+    /// Adds a vsock device.
+    pub(crate) fn put_vsock(&mut self, vsock: Vsock) {
+        self.devices.vsock = Some(vsock.into());
+    }
+
+    /// Adds a device for randomness.
+    ///
+    /// # Errors
+    /// It has a limit.
+    pub(crate) fn put_entropy(&mut self, entropy: &Entropy) -> Result<(), Fault> {
+        if !entropy.rate_limiter.is_none() {
+            return Err(Fault::refused("rate_limiter: not supported here; leave it out"));
+        }
+        self.devices.rng = true;
+        Ok(())
+    }
+
+    /// Adds a balloon.
+    pub(crate) fn put_balloon(&mut self, balloon: Balloon) {
+        self.devices.balloon = Some(balloon.into());
     }
 }
 
@@ -77,20 +135,7 @@ fn replace<T>(all: &mut Vec<T>, new: T, same: impl Fn(&T) -> bool) {
 
 async fn set_drive(State(api): State<Api>, Path(id): Path<String>, Body(drive): Body<Drive>) -> StatusOnly {
     check_id("drive_id", &id, &drive.drive_id)?;
-    let is_root = drive.is_root_device;
-    api.change_draft("set a drive", |draft| {
-        let DeviceDraft { devices, root } = &mut draft.devices;
-        if is_root && root.as_ref().is_some_and(|other| *other != id) {
-            return Err(Fault::refused("is_root_device: another drive is the root device already"));
-        }
-        replace(&mut devices.disks, drive.into(), |other| other.id == id);
-        if is_root {
-            *root = Some(id);
-        } else if root.as_ref() == Some(&id) {
-            *root = None;
-        }
-        Ok(())
-    })
+    api.change_draft("set a drive", |draft| draft.devices.put_drive(drive))
 }
 
 async fn set_network_interface(
@@ -99,33 +144,23 @@ async fn set_network_interface(
     Body(interface): Body<NetworkInterface>,
 ) -> StatusOnly {
     check_id("iface_id", &id, &interface.iface_id)?;
-    let network = NetConfig::try_from(interface)?;
-    api.change_draft("set a network interface", |draft| {
-        replace(&mut draft.devices.devices.networks, network, |other| other.id == id);
-        Ok(())
-    })
+    api.change_draft("set a network interface", |draft| draft.devices.put_network(interface))
 }
 
 async fn set_vsock(State(api): State<Api>, Body(vsock): Body<Vsock>) -> StatusOnly {
     api.change_draft("set the vsock device", |draft| {
-        draft.devices.devices.vsock = Some(vsock.into());
+        draft.devices.put_vsock(vsock);
         Ok(())
     })
 }
 
 async fn set_entropy(State(api): State<Api>, Body(entropy): Body<Entropy>) -> StatusOnly {
-    if !entropy.rate_limiter.is_none() {
-        return Err(Fault::refused("rate_limiter: not supported here; leave it out"));
-    }
-    api.change_draft("set the entropy device", |draft| {
-        draft.devices.devices.rng = true;
-        Ok(())
-    })
+    api.change_draft("set the entropy device", |draft| draft.devices.put_entropy(&entropy))
 }
 
 async fn set_balloon(State(api): State<Api>, Body(balloon): Body<Balloon>) -> StatusOnly {
     api.change_draft("set the balloon", |draft| {
-        draft.devices.devices.balloon = Some(balloon.into());
+        draft.devices.put_balloon(balloon);
         Ok(())
     })
 }
@@ -139,6 +174,7 @@ mod tests {
 
     use super::*;
     use crate::process::vm_slot::Slot;
+    use crate::rest::ApiOptions;
     use crate::rest::testing::{Serving, answer, at_once};
 
     #[test]
@@ -168,7 +204,7 @@ mod tests {
     #[test]
     fn one_of_two_concurrent_root_drives_is_refused() {
         for _ in 0..100 {
-            let api = Api::new(Arc::new(Slot::new()));
+            let api = Api::new(Arc::new(Slot::new()), ApiOptions::default());
             let mut statuses = at_once(&["a", "b", "c", "d"], |id| {
                 let drive = json!({"drive_id": id, "path_on_host": "/d", "is_root_device": true});
                 let drive = Body(serde_json::from_value(drive).unwrap());
@@ -177,7 +213,7 @@ mod tests {
             statuses.sort_unstable();
             assert_eq!(statuses, [204, 400, 400, 400]);
             let DeviceDraft { devices, root } = api.draft().devices;
-            assert_eq!(devices.disks.iter().map(|disk| &disk.id).collect::<Vec<_>>(), [&root.unwrap()]);
+            assert_eq!(devices.disks.iter().map(|disk| &disk.id).collect::<Vec<_>>(), [&root.unwrap().id]);
         }
     }
 
@@ -189,7 +225,8 @@ mod tests {
             DiskConfig::from(serde_json::from_value::<Drive>(drive).unwrap())
         };
         let devices = Devices { disks: vec![disk("data"), disk("root")], ..Devices::default() };
-        let draft = DeviceDraft { devices, root: Some("root".to_owned()) };
+        let root = Some(RootDevice { id: "root".to_owned(), partuuid: None });
+        let draft = DeviceDraft { devices, root };
         let mut config = VmConfig::new("/k");
         draft.add_to(&mut config);
         let ids: Vec<_> = config.devices.disks.iter().map(|disk| disk.id.as_str()).collect();

@@ -11,10 +11,13 @@ use serde_json::{Value, json};
 use volt_vmm::{Error, VmConfig};
 
 use super::devices::DeviceDraft;
+use crate::process::log;
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::{Fault, StatusOnly};
 use crate::rest::firecracker::names;
+use crate::rest::firecracker::names::config_file::ConfigFile;
+use crate::rest::firecracker::names::logger::Logger;
 use crate::rest::firecracker::names::machine::{BootSource, Machine, MachineChange};
 
 pub(crate) fn routes() -> Router<Api> {
@@ -22,6 +25,7 @@ pub(crate) fn routes() -> Router<Api> {
         .route("/boot-source", put(set_boot_source))
         .route("/machine-config", get(machine_config).put(set_machine).patch(change_machine))
         .route("/vm/config", get(vm_config))
+        .route("/logger", put(set_logger))
 }
 
 /// Configuration collected so far.
@@ -30,6 +34,8 @@ pub(crate) struct Draft {
     boot: Option<BootSource>,
     machine: Option<Machine>,
     pub(crate) devices: DeviceDraft,
+    /// Set at any time before the start, also before a load.
+    pub(crate) logger: Option<Logger>,
 }
 
 impl Draft {
@@ -41,10 +47,30 @@ impl Draft {
     }
 }
 
+impl TryFrom<ConfigFile> for Draft {
+    type Error = Fault;
+
+    /// Takes over a configuration file.
+    ///
+    /// # Errors
+    /// A part is invalid, or volt-vmm lacks what it asks for.
+    fn try_from(file: ConfigFile) -> Result<Self, Fault> {
+        file.refuse_unsupported()?;
+        let mut devices = DeviceDraft::default();
+        file.drives.into_iter().try_for_each(|drive| devices.put_drive(drive))?;
+        file.network_interfaces.into_iter().try_for_each(|network| devices.put_network(network))?;
+        file.vsock.into_iter().for_each(|vsock| devices.put_vsock(vsock));
+        file.entropy.iter().try_for_each(|entropy| devices.put_entropy(entropy))?;
+        file.balloon.into_iter().for_each(|balloon| devices.put_balloon(balloon));
+        let machine = file.machine_config.as_ref().map(Machine::try_from).transpose()?;
+        Ok(Self { boot: Some(file.boot_source), machine, devices, logger: file.logger })
+    }
+}
+
 impl Draft {
     /// Describes a running VM, with the parts of the draft that a VM's configuration lacks.
     fn running_as(self, config: &VmConfig) -> Self {
-        let mut parts = Self::from(config);
+        let mut parts = Self { logger: self.logger.clone(), ..Self::from(config) };
         // Dirty pages of every VM are tracked on demand.
         if let (Some(machine), Some(drafted)) = (&mut parts.machine, self.machine) {
             machine.track_dirty_pages = drafted.track_dirty_pages;
@@ -65,7 +91,9 @@ impl Api {
 
     /// Refuses a load after requests that configure a VM, since a snapshot has its own configuration.
     pub(crate) fn refuse_after_configuration(&self) -> Result<(), Fault> {
-        if self.slot.peek().is_none() && self.draft() != Draft::default() {
+        let Draft { boot, machine, devices, logger: _ } = self.draft();
+        let is_configured = boot.is_some() || machine.is_some() || devices != DeviceDraft::default();
+        if self.slot.peek().is_none() && is_configured {
             return Err(Fault::refused(
                 "cannot load a snapshot: this VM was configured to boot, and a snapshot brings its own \
                  configuration",
@@ -104,7 +132,8 @@ impl Api {
 impl From<&VmConfig> for Draft {
     fn from(config: &VmConfig) -> Self {
         let boot = Some(config.boot.clone().into());
-        Self { boot, machine: Some(config.into()), devices: DeviceDraft::from(&config.devices) }
+        let (machine, devices) = (Some(config.into()), DeviceDraft::from(&config.devices));
+        Self { boot, machine, devices, logger: None }
     }
 }
 
@@ -115,16 +144,9 @@ async fn set_boot_source(State(api): State<Api>, Body(boot): Body<BootSource>) -
     })
 }
 
-async fn set_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> StatusOnly {
-    for (field, given) in
-        [("vcpu_count", change.vcpu_count.is_some()), ("mem_size_mib", change.mem_size_mib.is_some())]
-    {
-        if !given {
-            return Err(Fault::refused(format!("request body: missing field `{field}`")));
-        }
-    }
+async fn set_machine(State(api): State<Api>, Body(whole): Body<MachineChange>) -> StatusOnly {
     api.change_draft("set the machine's configuration", |draft| {
-        draft.machine = Some(change.apply(Machine::default())?);
+        draft.machine = Some(Machine::try_from(&whole)?);
         Ok(())
     })
 }
@@ -136,17 +158,40 @@ async fn change_machine(State(api): State<Api>, Body(change): Body<MachineChange
     })
 }
 
+async fn set_logger(State(api): State<Api>, Body(logger): Body<Logger>) -> StatusOnly {
+    let chosen = logger.clone();
+    api.call(move |slot| {
+        if slot.peek().is_some() {
+            return Err(Error::NotNow { act: "configure the logger", state: "was started already" });
+        }
+        let path = logger.log_path.clone().unwrap_or_default();
+        log::change(slot.id(), logger.into()).map_err(|source| Error::File {
+            act: "open log",
+            name: path.display().to_string(),
+            source,
+        })
+    })
+    .await?;
+    api.change_draft("configure the logger", |draft| {
+        draft.logger = Some(chosen);
+        Ok(())
+    })
+}
+
 async fn machine_config(State(api): State<Api>) -> Json<Machine> {
     Json(api.parts().machine.unwrap_or_default())
 }
 
 async fn vm_config(State(api): State<Api>) -> Json<Value> {
-    let Draft { boot, machine, devices } = api.parts();
+    let Draft { boot, machine, devices, logger } = api.parts();
     let machine = machine.unwrap_or_default();
     let DeviceDraft { devices, root } = devices;
-    let mut described = names::devices::describe(devices, root.as_deref());
+    let mut described = names::devices::describe(devices, root.as_ref());
     described["boot-source"] = json!(boot);
     described["machine-config"] = json!(machine);
+    if let Some(logger) = logger {
+        described["logger"] = json!(logger);
+    }
     Json(described)
 }
 
@@ -158,6 +203,8 @@ mod tests {
 
     use super::*;
     use crate::process::vm_slot::Slot;
+    use crate::rest::ApiOptions;
+    use crate::rest::firecracker::names::devices::RootDevice;
     use crate::rest::testing::{Serving, answer, at_once};
 
     #[test]
@@ -183,7 +230,7 @@ mod tests {
     #[test]
     fn concurrent_changes_of_a_machine_all_count() {
         for _ in 0..100 {
-            let api = Api::new(Arc::new(Slot::new()));
+            let api = Api::new(Arc::new(Slot::new()), ApiOptions::default());
             let bodies = [r#"{"vcpu_count":4}"#, r#"{"mem_size_mib":512}"#, r#"{"irqchip":"split"}"#];
             let statuses = at_once(&bodies, |body| {
                 answer(change_machine(State(api.clone()), Body(serde_json::from_str(body).unwrap())))
@@ -229,10 +276,10 @@ mod tests {
     fn start_keeps_the_root_device_and_the_kernels_arguments() {
         let boot = r#"{"kernel_image_path":"/k","boot_args":"quiet"}"#;
         let devices = r#"{"disks":[{"id":"root","path":"/r"}]}"#;
-        let devices =
-            DeviceDraft { devices: serde_json::from_str(devices).unwrap(), root: Some("root".to_owned()) };
+        let root = Some(RootDevice { id: "root".to_owned(), partuuid: None });
+        let devices = DeviceDraft { devices: serde_json::from_str(devices).unwrap(), root };
         let boot = Some(serde_json::from_str(boot).unwrap());
-        let draft = Draft { boot, machine: Some(Machine::default()), devices };
+        let draft = Draft { boot, machine: Some(Machine::default()), devices, logger: None };
         let config = draft.config().unwrap();
         assert_eq!(config.boot.cmdline, "quiet root=/dev/vda rw");
         assert_eq!(draft.clone().running_as(&config), draft);

@@ -94,11 +94,11 @@ mod tests {
     #[test]
     fn unknown_path_or_method_is_refused() {
         let api = Serving::start();
-        api.refuses("GET", "/nowhere", "", 404, "no such path: /nowhere");
+        api.refuses("GET", "/nowhere", "", 400, "Invalid request method and/or path: GET /nowhere.");
         api.refuses("PUT", "/v1/boot/", "{}", 404, "/v1/boot/");
         api.refuses("DELETE", "/v1/vm", "", 405, "DELETE is not allowed on /v1/vm");
-        api.refuses("GET", "/snapshot/create", "", 405, "GET is not allowed");
-        api.refuses("PUT", "/vm", "{}", 405, "PUT is not allowed on /vm");
+        api.refuses("GET", "/snapshot/create", "", 400, "path: GET /snapshot/create.");
+        api.refuses("PUT", "/vm", "{}", 400, "path: PUT /vm.");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use volt_vmm::config::devices::{
     BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, RateLimit, VsockConfig,
 };
 
+use super::null_as_default;
 use crate::rest::error::Fault;
 
 /// A disk: `PUT /drives/{drive_id}`, except for `is_root_device`.
@@ -20,14 +21,20 @@ pub(crate) struct Drive {
     path_on_host: FileRef,
     /// Not part of a disk: the draft keeps it, and the kernel command line names the root device.
     pub(crate) is_root_device: bool,
-    #[serde(default)]
+    /// Of the root device, as `is_root_device`: names it on the kernel command line by its partition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) partuuid: Option<String>,
+    #[serde(default, deserialize_with = "null_as_default")]
     is_read_only: bool,
     #[serde(default)]
     cache_type: CacheType,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     io_engine: IoEngine,
-    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "RateLimit::is_none")]
     rate_limiter: RateLimit,
+    /// Firecracker's, of a kind of drive that volt-vmm lacks.
+    #[serde(default, skip_serializing)]
+    socket: Option<String>,
     /// volt-vmm's own, as are the next two: `beneath`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     beneath_path: Option<FileRef>,
@@ -50,6 +57,21 @@ enum IoEngine {
     #[default]
     Sync,
     Async,
+}
+
+impl Drive {
+    /// Refuses a drive of another process.
+    ///
+    /// # Errors
+    /// Names the field.
+    pub(crate) fn check(&self) -> Result<(), Fault> {
+        match self.socket {
+            Some(_) => Err(Fault::refused(
+                "socket: volt-vmm has no vhost-user-block; give path_on_host in its place",
+            )),
+            None => Ok(()),
+        }
+    }
 }
 
 impl From<Drive> for DiskConfig {
@@ -81,6 +103,7 @@ impl From<DiskConfig> for Drive {
             drive_id: id,
             path_on_host: path,
             is_root_device: false,
+            partuuid: None,
             is_read_only: read_only,
             cache_type: match cache {
                 Cache::Unsafe => CacheType::Unsafe,
@@ -91,6 +114,7 @@ impl From<DiskConfig> for Drive {
                 Engine::IoUring => IoEngine::Async,
             },
             rate_limiter: limit,
+            socket: None,
             beneath_path: beneath,
             layer_path: layer,
             layer_size,
@@ -110,15 +134,14 @@ pub(crate) struct NetworkInterface {
     passt: Option<Passt>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     guest_mac: Option<String>,
-    /// volt-vmm's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mtu: Option<u16>,
     /// volt-vmm's own.
     #[serde(default = "enabled", skip_serializing_if = "is_enabled")]
     offload: bool,
-    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "RateLimit::is_none")]
     rx_rate_limiter: RateLimit,
-    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "RateLimit::is_none")]
     tx_rate_limiter: RateLimit,
 }
 
@@ -231,7 +254,7 @@ impl From<ConsoleConfig> for ConsoleSocket {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Entropy {
-    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "RateLimit::is_none")]
     pub(crate) rate_limiter: RateLimit,
 }
 
@@ -274,12 +297,27 @@ impl From<BalloonConfig> for Balloon {
     }
 }
 
-/// Describes all devices, as parts of `GET /vm/config`. `root` is the id of the root device, if it is known.
-pub(crate) fn describe(devices: Devices, root: Option<&str>) -> Value {
+/// The root device: a drive, by the name of a partition if it has one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RootDevice {
+    pub(crate) id: String,
+    pub(crate) partuuid: Option<String>,
+}
+
+impl RootDevice {
+    /// The value of `root=` on the kernel command line. The root device is the first disk.
+    pub(crate) fn name(&self) -> String {
+        self.partuuid.as_ref().map_or_else(|| "/dev/vda".to_owned(), |uuid| format!("PARTUUID={uuid}"))
+    }
+}
+
+/// Describes all devices, as parts of `GET /vm/config`, with the root device if it is known.
+pub(crate) fn describe(devices: Devices, root: Option<&RootDevice>) -> Value {
     let Devices { disks, networks, vsock, rng, balloon, console, on_cmdline, allow_shared: _ } = devices;
     let drive = |disk: DiskConfig| {
-        let is_root_device = Some(disk.id.as_str()) == root;
-        Drive { is_root_device, ..Drive::from(disk) }
+        let root = root.filter(|root| root.id == disk.id);
+        let partuuid = root.and_then(|root| root.partuuid.clone());
+        Drive { is_root_device: root.is_some(), partuuid, ..Drive::from(disk) }
     };
     let mut described = json!({
         "drives": disks.into_iter().map(drive).collect::<Vec<_>>(),

@@ -71,6 +71,25 @@ impl Default for Machine {
     }
 }
 
+impl TryFrom<&MachineChange> for Machine {
+    type Error = Fault;
+
+    /// Makes a machine of a whole description.
+    ///
+    /// # Errors
+    /// A field that Firecracker requires is missing; otherwise as [`MachineChange::apply`].
+    fn try_from(whole: &MachineChange) -> Result<Self, Fault> {
+        for (field, given) in
+            [("vcpu_count", whole.vcpu_count.is_some()), ("mem_size_mib", whole.mem_size_mib.is_some())]
+        {
+            if !given {
+                return Err(Fault::refused(format!("missing field `{field}`")));
+            }
+        }
+        whole.apply(Self::default())
+    }
+}
+
 /// `PUT` or `PATCH /machine-config`
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,9 +1,20 @@
 //! Firecracker's names: a type for each of its requests, which converts to the library's types and holds no
 //! state. Fields that Firecracker lacks are volt-vmm's own.
 
+pub(crate) mod config_file;
 pub(crate) mod devices;
+pub(crate) mod logger;
 pub(crate) mod machine;
 pub(crate) mod snapshot;
+
+/// Reads a field that Firecracker's clients may send as null.
+fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + serde::Deserialize<'de>,
+{
+    Ok(<Option<T> as serde::Deserialize>::deserialize(deserializer)?.unwrap_or_default())
+}
 
 /// The library's and Firecracker's names of fields in refusals.
 pub(crate) const FIELDS: &[(&str, &str)] = &[
@@ -14,8 +25,12 @@ pub(crate) const FIELDS: &[(&str, &str)] = &[
 ];
 
 /// The same of a snapshot's options.
-pub(crate) const SNAPSHOT_FIELDS: &[(&str, &str)] =
-    &[("kind", "snapshot_type"), ("packing", "compress"), ("max_pause", "max_pause_ms")];
+pub(crate) const SNAPSHOT_FIELDS: &[(&str, &str)] = &[
+    ("kind", "snapshot_type"),
+    ("packing", "compress"),
+    ("max_pause", "max_pause_ms"),
+    ("memory", "mem_file_path"),
+];
 
 #[cfg(test)]
 mod testing {
