@@ -28,6 +28,9 @@ pub struct Devices {
     /// Randomness from the host.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub rng: bool,
+    /// Limit of the randomness.
+    #[serde(skip_serializing_if = "RateLimit::is_none")]
+    pub rng_limit: RateLimit,
     /// The balloon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balloon: Option<BalloonConfig>,

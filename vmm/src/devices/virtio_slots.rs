@@ -123,7 +123,7 @@ fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<
         step_done("  vsock");
     }
     if devices.rng {
-        made.push(("rng".to_owned(), Arc::new(Mutex::new(Rng))));
+        made.push(("rng".to_owned(), Arc::new(Mutex::new(Rng::new(&devices.rng_limit)))));
     }
     if let Some(config) = &devices.balloon {
         let balloon = Arc::new(Mutex::new(Balloon::new(config, ram.len() / MIB)?));

@@ -51,13 +51,29 @@ impl SharedMachine {
         self.change_balloon(|balloon| balloon.set_target(target_mib))
     }
 
-    /// Asks the guest for all its free pages, once. Linux takes a page back when memory is very short, and
+    /// Asks the guest for all its free pages, once. The guest may not reuse them before
+    /// [`SharedMachine::stop_hinting`] if `keeps_pages`. Linux takes a page back when memory is very short, and
     /// may lose the writes to it at that moment. Free page reporting has no such window.
     ///
     /// # Errors
     /// [`Error::Config`] if the VM has no balloon, or one without hinting.
-    pub fn start_hinting(&self) -> Result<()> {
-        self.change_balloon(Balloon::start_hinting)
+    pub fn start_hinting(&self, keeps_pages: bool) -> Result<()> {
+        self.change_balloon(|balloon| balloon.start_hinting(keeps_pages))
+    }
+
+    /// Asks for statistics at once, and then every `seconds`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the VM has no balloon, or this would turn its statistics on or off.
+    pub fn set_balloon_interval(&self, seconds: u16) -> Result<()> {
+        self.on_platform(|platform| {
+            lock(balloon(platform)?).set_interval(seconds)?;
+            self.change_config(|devices| {
+                devices.balloon.iter_mut().for_each(|balloon| balloon.statistics_interval = seconds);
+            });
+            platform.wake(BALLOON);
+            Ok(())
+        })
     }
 
     /// Ends hinting: the guest may use the hinted pages again.

@@ -24,14 +24,24 @@ impl Vm {
         self.machine.set_balloon(target_mib)
     }
 
-    /// Starts a run of free page hinting: the guest returns all its free pages once. Data written to a page
+    /// Asks the guest for statistics at once, and then every `seconds`. Snapshots keep the interval.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: the VM has no balloon, or this would turn its statistics on or off, which only a
+    /// boot can.
+    pub fn set_balloon_interval(&self, seconds: u16) -> Result<()> {
+        self.machine.set_balloon_interval(seconds)
+    }
+
+    /// Starts a run of free page hinting: the guest returns all its free pages once. It may reuse them when
+    /// the run ends, or with `keeps_pages`, after [`Vm::stop_hinting`]. Data written to a page
     /// that the guest takes back at the last moment may be lost; Linux does so only when memory is very
     /// short. Free page reporting has no such window.
     ///
     /// # Errors
     /// [`Error::Config`]: the VM has no balloon, or one without hinting.
-    pub fn start_hinting(&self) -> Result<()> {
-        self.machine.start_hinting()
+    pub fn start_hinting(&self, keeps_pages: bool) -> Result<()> {
+        self.machine.start_hinting(keeps_pages)
     }
 
     /// Ends the run of hinting, so that the guest may use the pages again.

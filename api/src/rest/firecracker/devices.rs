@@ -3,7 +3,7 @@
 
 use axum::Router;
 use axum::extract::{Path, State};
-use axum::routing::{get, patch, put};
+use axum::routing::{any, get, patch, put};
 use volt_vmm::VmConfig;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{DiskConfig, NetConfig};
@@ -17,18 +17,30 @@ mod running;
 
 pub(crate) fn routes() -> Router<Api> {
     Router::new()
-        .route("/drives/{id}", put(set_drive).patch(running::change_drive))
+        .route("/drives/{id}", put(set_drive).patch(running::change_drive).delete(async || removal()))
         .route(
             "/network-interfaces/{id}",
-            put(set_network_interface).patch(running::change_network_interface),
+            put(set_network_interface).patch(running::change_network_interface).delete(async || removal()),
         )
+        .route("/pmem/{id}", any(async || lacks("pmem", "a drive")))
+        .route("/hotplug/memory", any(async || lacks("hotplug/memory", "a balloon")))
         .route("/vsock", put(set_vsock))
         .route("/entropy", put(set_entropy))
         .route("/balloon", get(running::balloon).put(set_balloon).patch(running::change_balloon))
-        .route("/balloon/statistics", get(running::statistics))
+        .route("/balloon/statistics", get(running::statistics).patch(running::change_statistics))
         .route("/balloon/hinting/start", patch(running::start_hinting))
         .route("/balloon/hinting/stop", patch(running::stop_hinting))
         .route("/balloon/hinting/status", get(running::hinting))
+}
+
+/// Refuses a device that volt-vmm lacks.
+fn lacks(what: &str, substitute: &str) -> Fault {
+    Fault::refused(format!("{what}: not supported by volt-vmm; use {substitute}"))
+}
+
+/// Refuses to remove a device, as Firecracker does without PCI.
+fn removal() -> Fault {
+    Fault::refused("cannot remove a device: its bus is MMIO, and only PCI devices can be removed")
 }
 
 /// The devices configured so far.
@@ -93,15 +105,9 @@ impl DeviceDraft {
     }
 
     /// Adds a device for randomness.
-    ///
-    /// # Errors
-    /// It has a limit.
-    pub(crate) fn put_entropy(&mut self, entropy: &Entropy) -> Result<(), Fault> {
-        if !entropy.rate_limiter.is_none() {
-            return Err(Fault::refused("rate_limiter: not supported here; leave it out"));
-        }
+    pub(crate) fn put_entropy(&mut self, entropy: Entropy) {
         self.devices.rng = true;
-        Ok(())
+        self.devices.rng_limit = entropy.rate_limiter;
     }
 
     /// Adds a balloon.
@@ -155,7 +161,10 @@ async fn set_vsock(State(api): State<Api>, Body(vsock): Body<Vsock>) -> StatusOn
 }
 
 async fn set_entropy(State(api): State<Api>, Body(entropy): Body<Entropy>) -> StatusOnly {
-    api.change_draft("set the entropy device", |draft| draft.devices.put_entropy(&entropy))
+    api.change_draft("set the entropy device", |draft| {
+        draft.devices.put_entropy(entropy);
+        Ok(())
+    })
 }
 
 async fn set_balloon(State(api): State<Api>, Body(balloon): Body<Balloon>) -> StatusOnly {
@@ -269,7 +278,9 @@ mod tests {
             ("/drives/b", r#"{"drive_id":"b","is_root_device":false}"#, "missing field `path_on_host`"),
             ("/network-interfaces/e", r#"{"iface_id":"e"}"#, "missing field `host_dev_name`"),
             ("/network-interfaces/e", r#"{"iface_id":"f","host_dev_name":"t"}"#, "iface_id: \"f\""),
-            ("/entropy", r#"{"rate_limiter":{"ops":{"size":1,"refill_time":1}}}"#, "rate_limiter"),
+            ("/entropy", r#"{"rate_limiter":{"ops":{"size":1}}}"#, "refill_time"),
+            ("/pmem/a", "{}", "pmem: not supported"),
+            ("/hotplug/memory", "{}", "hotplug/memory: not supported"),
         ] {
             api.refuses("PUT", path, body, 400, words);
         }

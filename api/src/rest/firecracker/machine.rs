@@ -60,7 +60,7 @@ impl TryFrom<ConfigFile> for Draft {
         file.drives.into_iter().try_for_each(|drive| devices.put_drive(drive))?;
         file.network_interfaces.into_iter().try_for_each(|network| devices.put_network(network))?;
         file.vsock.into_iter().for_each(|vsock| devices.put_vsock(vsock));
-        file.entropy.iter().try_for_each(|entropy| devices.put_entropy(entropy))?;
+        file.entropy.into_iter().for_each(|entropy| devices.put_entropy(entropy));
         file.balloon.into_iter().for_each(|balloon| devices.put_balloon(balloon));
         let machine = file.machine_config.as_ref().map(Machine::try_from).transpose()?;
         Ok(Self { boot: Some(file.boot_source), machine, devices, logger: file.logger })

@@ -179,7 +179,7 @@ fn device_thread_that_panics_asks_for_a_reset_at_once() {
     assert_eq!(driver.get(0x60), 2, "the driver is interrupted for it");
     assert!(driver.transport.interrupt_line().read().is_ok());
     // After a pause and a snapshot, too.
-    driver.move_to(Rng);
+    driver.move_to(Rng::default());
     assert!(driver.needs_reset());
     driver.set_up(!0);
     assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
@@ -286,7 +286,7 @@ fn device_that_panics_at_its_end_asks_for_a_reset() {
         driver.transport.halt();
         assert!(driver.needs_reset(), "with a thread: {has_thread}");
         assert_eq!(driver.transport.queues.len(), 1);
-        driver.move_to(Rng);
+        driver.move_to(Rng::default());
         driver.set_up(!0);
         assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
     }
@@ -335,7 +335,7 @@ impl Persist for PanickingDevice {
 
 #[test]
 fn device_that_its_driver_gave_up_stays_so_over_a_pause_and_a_snapshot() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     driver.ask(0, &[Part::In(8)]);
     driver.set(0x70, 0x80);
     assert_eq!(driver.get(0x70), 0x8f);
@@ -343,7 +343,7 @@ fn device_that_its_driver_gave_up_stays_so_over_a_pause_and_a_snapshot() {
         driver.transport.resume().unwrap();
         assert!(driver.transport.stand_by().unwrap().is_none());
         assert!(driver.transport.worker.is_none(), "nobody works on a device whose driver said FAILED");
-        driver.move_to(Rng);
+        driver.move_to(Rng::default());
         assert_eq!(driver.get(0x70), 0x8f);
     }
     driver.send(0, &[Part::In(8)]);
@@ -354,7 +354,7 @@ fn device_that_its_driver_gave_up_stays_so_over_a_pause_and_a_snapshot() {
 
 #[test]
 fn device_that_cannot_begin_keeps_its_queues() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     driver.ask(0, &[Part::In(8)]);
     driver.transport.halt();
     driver.send(0, &[Part::In(8)]);
@@ -365,7 +365,7 @@ fn device_that_cannot_begin_keeps_its_queues() {
     driver.set(0x30, 0);
     assert_eq!(driver.get(0x44), 1, "the queue is ready");
     driver.transport.notify = notify;
-    driver.move_to(Rng);
+    driver.move_to(Rng::default());
     assert_eq!(driver.wait(0).len, 8);
     driver.ask(0, &[Part::In(8)]);
 }
@@ -373,7 +373,7 @@ fn device_that_cannot_begin_keeps_its_queues() {
 #[test]
 fn device_that_gets_no_thread_keeps_its_queues() {
     let test = || {
-        let mut driver = Driver::new(Rng);
+        let mut driver = Driver::new(Rng::default());
         driver.ask(0, &[Part::In(8)]);
         driver.transport.halt();
         driver.send(0, &[Part::In(8)]);
@@ -386,7 +386,7 @@ fn device_that_gets_no_thread_keeps_its_queues() {
         driver.transport.halt();
         assert_eq!(driver.transport.queues.len(), 1);
         driver.send(0, &[Part::In(8)]);
-        driver.move_to_idle(Rng);
+        driver.move_to_idle(Rng::default());
         driver.wait(0);
     };
     apart(test);
@@ -394,7 +394,7 @@ fn device_that_gets_no_thread_keeps_its_queues() {
 
 #[test]
 fn guest_that_breaks_its_device_in_a_loop_floods_no_log() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     for _ in 0..200 {
         driver.jump(0, 65);
         driver.set(0x50, 0);

@@ -290,7 +290,7 @@ impl Driver {
 
     /// Takes the transport out. A new device that is not set up takes its place.
     pub(crate) fn take_transport(&mut self) -> Transport {
-        let device = Arc::new(Mutex::new(super::rng::Rng));
+        let device = Arc::new(Mutex::new(super::rng::Rng::default()));
         let other = Transport::new("test", device, self.ram.clone()).unwrap();
         std::mem::replace(&mut self.transport, other)
     }

@@ -8,7 +8,7 @@ use super::*;
 
 #[test]
 fn driver_reads_the_identity_of_its_device() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     assert_eq!(driver.get(0x00), u32::from_le_bytes(*b"virt"));
     assert_eq!((driver.get(0x04), driver.get(0x08), driver.get(0x0c)), (2, 4, u32::from_le_bytes(*b"VOLT")));
     assert_eq!(driver.get(0x70), 15);
@@ -24,7 +24,7 @@ fn driver_reads_the_identity_of_its_device() {
 
 #[test]
 fn features_that_were_not_offered_are_refused() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     for (half, bits) in [(0, 1), (1, 2), (1, 0)] {
         driver.set(0x70, 0);
         driver.set(0x70, 3);
@@ -39,7 +39,7 @@ fn features_that_were_not_offered_are_refused() {
 
 #[test]
 fn interrupt_keeps_its_reason_until_it_is_acknowledged() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     assert_eq!(driver.get(0x60), 0);
     driver.ask(0, &[Part::In(8)]);
     driver.until("the interrupt", |driver| (driver.get(0x60) == 1).then_some(()));
@@ -50,7 +50,7 @@ fn interrupt_keeps_its_reason_until_it_is_acknowledged() {
 
 #[test]
 fn reset_device_equals_a_new_one() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     driver.ask(0, &[Part::In(8)]);
     driver.set(0x70, 0);
     driver.set(0x30, 0);
@@ -61,7 +61,7 @@ fn reset_device_equals_a_new_one() {
 
 #[test]
 fn queue_taken_back_by_its_driver_is_not_touched() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     driver.set(0x30, 0);
     driver.set(0x44, 0);
     driver.send(0, &[Part::In(8)]);
@@ -72,7 +72,7 @@ fn queue_taken_back_by_its_driver_is_not_touched() {
 
 #[test]
 fn indirect_table_is_followed_once() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     let (table, buffer) = (driver.buffer(32), driver.buffer(64));
     let entry = |at: u64, len: u32, flags: u16| {
         let mut bytes = at.to_le_bytes().to_vec();
@@ -96,7 +96,7 @@ fn indirect_table_is_followed_once() {
 
 #[test]
 fn invalid_chain_stops_the_device_until_a_reset() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     /// Address and length, flags, next.
     type Descriptor = ((u64, u32), u16, u16);
     let cases: [(&str, &[Descriptor]); 9] = [
@@ -126,7 +126,7 @@ fn invalid_chain_stops_the_device_until_a_reset() {
 
 #[test]
 fn index_jump_and_invalid_head_stop_the_device() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     driver.jump(0, 65);
     driver.set(0x50, 0);
     driver.wait_broken();
@@ -140,7 +140,7 @@ fn rings_outside_memory_stop_the_device() {
     for (register, address) in
         [(0x80, MEMORY), (0x90, MEMORY - 16), (0xa0, u64::MAX - 3), (0x80, u64::MAX - 15)]
     {
-        let mut driver = Driver::new(Rng);
+        let mut driver = Driver::new(Rng::default());
         driver.set(0x70, 0);
         driver.set(0x70, 3);
         driver.set(0x24, 1);
@@ -157,7 +157,7 @@ fn rings_outside_memory_stop_the_device() {
 
 #[test]
 fn registers_accept_any_order_and_width() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     for width in [1, 2, 3, 4, 8] {
         for offset in 0..0x120 {
             let mut data = vec![0xa5; width];
@@ -173,12 +173,12 @@ fn registers_accept_any_order_and_width() {
 
 #[test]
 fn restored_device_interrupts_again_and_answers_waiting_chains() {
-    let mut driver = Driver::with_features(Rng, !0);
+    let mut driver = Driver::with_features(Rng::default(), !0);
     driver.ask(0, &[Part::In(8)]);
     driver.until("the interrupt", |driver| (driver.get(0x60) == 1).then_some(()));
     driver.transport.halt();
     driver.send(0, &[Part::In(8)]);
-    driver.move_to(Rng);
+    driver.move_to(Rng::default());
     assert_eq!(driver.wait(0).len, 8);
     driver.until("the interrupt once more", |driver| driver.transport.interrupt_line().read().ok());
     assert_eq!(driver.get(0x60), 1);
@@ -186,17 +186,17 @@ fn restored_device_interrupts_again_and_answers_waiting_chains() {
 
 #[test]
 fn failed_device_stays_failed_over_a_snapshot() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     driver.jump(0, 65);
     driver.set(0x50, 0);
     driver.wait_broken();
-    driver.move_to(Rng);
+    driver.move_to(Rng::default());
     assert!(driver.needs_reset());
 }
 
 #[test]
 fn table_with_more_descriptors_than_the_queue_is_refused() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     let (table, buffer) = (driver.buffer(16 * 65), driver.buffer(65 * 8));
     for count in [64_u64, 65] {
         for number in 0..count {
@@ -230,7 +230,7 @@ fn stand_by(driver: &mut Driver) -> Option<Watch> {
 
 #[test]
 fn idle_device_answers_waiting_chains_and_gets_its_thread_when_woken() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     driver.ask(0, &[Part::In(8)]);
     driver.transport.halt();
     driver.send(0, &[Part::In(8)]);
@@ -249,10 +249,10 @@ fn idle_device_answers_waiting_chains_and_gets_its_thread_when_woken() {
 
 #[test]
 fn idle_device_is_saved_and_reset_like_a_running_one() {
-    let mut driver = Driver::new(Rng);
+    let mut driver = Driver::new(Rng::default());
     driver.transport.halt();
     stand_by(&mut driver).expect("it is idle");
-    driver.move_to(Rng);
+    driver.move_to(Rng::default());
     assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
     driver.transport.halt();
     stand_by(&mut driver).expect("it is idle");

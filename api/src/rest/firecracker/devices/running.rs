@@ -4,14 +4,16 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-use volt_vmm::BalloonStatus;
 use volt_vmm::config::devices::BalloonConfig;
 
 use crate::rest::Api;
-use crate::rest::body::Body;
+use crate::rest::body::{Body, OptionalBody};
 use crate::rest::error::{Fault, StatusOnly};
 use crate::rest::firecracker::devices::check_id;
-use crate::rest::firecracker::names::devices::{Balloon, BalloonChange, DriveChange, NetworkInterfaceChange};
+use crate::rest::firecracker::names::devices::{
+    Balloon, BalloonChange, BalloonStatistics, DriveChange, HintingStart, NetworkInterfaceChange,
+    StatisticsChange,
+};
 
 pub(crate) async fn change_drive(
     State(api): State<Api>,
@@ -54,13 +56,51 @@ pub(crate) async fn change_network_interface(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Sets the balloon's target, before or after the start.
 pub(crate) async fn change_balloon(State(api): State<Api>, Body(change): Body<BalloonChange>) -> StatusOnly {
-    api.call(move |slot| slot.vm("change the balloon")?.set_balloon(change.amount_mib)).await?;
+    const ACT: &str = "change the balloon";
+    if api.slot.peek().is_none() {
+        return api.change_balloon_draft(ACT, |balloon| balloon.target_mib = change.amount_mib);
+    }
+    api.call(move |slot| slot.vm(ACT)?.set_balloon(change.amount_mib)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Sets the interval of the balloon's statistics, before or after the start.
+pub(crate) async fn change_statistics(
+    State(api): State<Api>,
+    Body(change): Body<StatisticsChange>,
+) -> StatusOnly {
+    const ACT: &str = "change the balloon's statistics";
+    let interval = change.stats_polling_interval_s;
+    if api.slot.peek().is_none() {
+        return api.change_balloon_draft(ACT, |balloon| balloon.statistics_interval = interval);
+    }
+    api.call(move |slot| slot.vm(ACT)?.set_balloon_interval(interval)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+impl Api {
+    /// Changes the balloon of a VM that has not started.
+    fn change_balloon_draft(&self, act: &'static str, change: impl FnOnce(&mut BalloonConfig)) -> StatusOnly {
+        self.change_draft(act, |draft| {
+            let balloon = draft.devices.devices.balloon.as_mut().ok_or_else(no_balloon)?;
+            change(balloon);
+            Ok(())
+        })
+    }
+}
+
+fn no_balloon() -> Fault {
+    volt_vmm::Error::Config { field: "balloon", problem: "this VM has no balloon".into() }.into()
 }
 
 /// Describes the balloon with its present target.
 pub(crate) async fn balloon(State(api): State<Api>) -> Result<Json<Balloon>, Fault> {
+    if api.slot.peek().is_none() {
+        let config = api.draft().devices.devices.balloon.ok_or_else(no_balloon)?;
+        return Ok(Json(config.into()));
+    }
     api.call(|slot| {
         let vm = slot.vm("look at the balloon")?;
         let target_mib = vm.balloon()?.target_mib;
@@ -71,27 +111,17 @@ pub(crate) async fn balloon(State(api): State<Api>) -> Result<Json<Balloon>, Fau
     .map(|config| Json(config.into()))
 }
 
-/// Describes the balloon's statistics: Firecracker's fields, and volt-vmm's counts of returned pages.
-pub(crate) async fn statistics(State(api): State<Api>) -> Result<Json<Value>, Fault> {
-    let BalloonStatus { target_mib, actual_mib, returned_pages, ignored_pages, statistics } =
-        api.call(|slot| slot.vm("look at the balloon")?.balloon()).await?;
-    let mut answer = json!({
-        "target_mib": target_mib,
-        "actual_mib": actual_mib,
-        "target_pages": target_mib * 256,
-        "actual_pages": actual_mib * 256,
-        "returned_pages": returned_pages,
-        "ignored_pages": ignored_pages,
-    });
-    if let (Value::Object(answer), Ok(Value::Object(guest))) = (&mut answer, serde_json::to_value(statistics))
-    {
-        answer.extend(guest);
-    }
-    Ok(Json(answer))
+/// Describes the balloon's statistics.
+pub(crate) async fn statistics(State(api): State<Api>) -> Result<Json<BalloonStatistics>, Fault> {
+    let status = api.call(|slot| slot.vm("look at the balloon")?.balloon()).await?;
+    Ok(Json(status.into()))
 }
 
-pub(crate) async fn start_hinting(State(api): State<Api>) -> StatusOnly {
-    api.call(|slot| slot.vm("start hinting")?.start_hinting()).await?;
+pub(crate) async fn start_hinting(
+    State(api): State<Api>,
+    OptionalBody(start): OptionalBody<HintingStart>,
+) -> StatusOnly {
+    api.call(move |slot| slot.vm("start hinting")?.start_hinting(!start.acknowledge_on_stop)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,14 +1,15 @@
 //! Names of devices. Each device has one type here, which converts both ways and loses nothing.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use volt_vmm::FileRef;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{
     BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, RateLimit, VsockConfig,
 };
+use volt_vmm::{BalloonStatus, FileRef};
 
 use super::null_as_default;
 use crate::rest::error::Fault;
@@ -311,9 +312,60 @@ impl RootDevice {
     }
 }
 
+/// Statistics of the balloon: `GET /balloon/statistics`. What the guest did not send is left out.
+#[derive(Debug, Serialize)]
+pub(crate) struct BalloonStatistics {
+    target_pages: u64,
+    actual_pages: u64,
+    target_mib: u64,
+    actual_mib: u64,
+    /// volt-vmm's own, as is the next one.
+    returned_pages: u64,
+    ignored_pages: u64,
+    #[serde(flatten)]
+    of_guest: BTreeMap<&'static str, u64>,
+}
+
+impl From<BalloonStatus> for BalloonStatistics {
+    fn from(status: BalloonStatus) -> Self {
+        let BalloonStatus { target_mib, actual_mib, returned_pages, ignored_pages, statistics, .. } = status;
+        let found = statistics.unwrap_or_default();
+        let of_guest = [
+            ("swap_in", found.swap_in),
+            ("swap_out", found.swap_out),
+            ("major_faults", found.major_faults),
+            ("minor_faults", found.minor_faults),
+            ("free_memory", found.free_memory),
+            ("total_memory", found.total_memory),
+            ("available_memory", found.available_memory),
+            ("disk_caches", found.disk_caches),
+            ("hugetlb_allocations", found.hugetlb_allocations),
+            ("hugetlb_failures", found.hugetlb_failures),
+            ("oom_kill", found.oom_kills),
+            ("alloc_stall", found.allocation_stalls),
+            ("async_scan", found.async_scans),
+            ("direct_scan", found.direct_scans),
+            ("async_reclaim", found.async_reclaims),
+            ("direct_reclaim", found.direct_reclaims),
+        ];
+        let of_guest = of_guest.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+        let pages = |mib| mib * (1 << 20) / 4096;
+        Self {
+            target_pages: pages(target_mib),
+            actual_pages: pages(actual_mib),
+            target_mib,
+            actual_mib,
+            returned_pages,
+            ignored_pages,
+            of_guest,
+        }
+    }
+}
+
 /// Describes all devices, as parts of `GET /vm/config`, with the root device if it is known.
 pub(crate) fn describe(devices: Devices, root: Option<&RootDevice>) -> Value {
-    let Devices { disks, networks, vsock, rng, balloon, console, on_cmdline, allow_shared: _ } = devices;
+    let Devices { disks, networks, vsock, rng, rng_limit, balloon, console, on_cmdline, allow_shared: _ } =
+        devices;
     let drive = |disk: DiskConfig| {
         let root = root.filter(|root| root.id == disk.id);
         let partuuid = root.and_then(|root| root.partuuid.clone());
@@ -326,7 +378,7 @@ pub(crate) fn describe(devices: Devices, root: Option<&RootDevice>) -> Value {
         "balloon": balloon.map(Balloon::from),
     });
     if rng {
-        described["entropy"] = json!(Entropy::default());
+        described["entropy"] = json!(Entropy { rate_limiter: rng_limit });
     }
     if let Some(console) = console {
         described["console"] = json!(ConsoleSocket::from(console));
@@ -361,6 +413,27 @@ pub(crate) struct NetworkInterfaceChange {
 #[serde(deny_unknown_fields)]
 pub(crate) struct BalloonChange {
     pub(crate) amount_mib: u64,
+}
+
+/// A change of the balloon's statistics: `PATCH /balloon/statistics`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StatisticsChange {
+    pub(crate) stats_polling_interval_s: u16,
+}
+
+/// A start of free page hinting: `PATCH /balloon/hinting/start`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct HintingStart {
+    /// Whether the guest may reuse its pages as soon as it has no more of them.
+    pub(crate) acknowledge_on_stop: bool,
+}
+
+impl Default for HintingStart {
+    fn default() -> Self {
+        Self { acknowledge_on_stop: true }
+    }
 }
 
 #[cfg(test)]
@@ -459,15 +532,25 @@ mod tests {
             balloon in proptest::option::of(balloons()),
             cid: Option<u32>,
             rng: bool,
+            rng_limit in limits(),
             on_cmdline: bool,
             has_console: bool,
         ) {
             let socket = || PathBuf::from("/socket").into();
             let vsock = cid.map(|cid| VsockConfig { cid, socket: socket() });
             let console = has_console.then(|| ConsoleConfig { socket: socket() });
-            let allow_shared = false;
-            let devices =
-                Devices { disks, networks, vsock, rng, balloon, console, on_cmdline, allow_shared };
+            let (allow_shared, rng_limit) = (false, if rng { rng_limit } else { RateLimit::default() });
+            let devices = Devices {
+                disks,
+                networks,
+                vsock,
+                rng,
+                rng_limit,
+                balloon,
+                console,
+                on_cmdline,
+                allow_shared,
+            };
             let body = serde_json::to_string(&devices).unwrap();
             prop_assert_eq!(serde_json::from_str::<Devices>(&body).unwrap(), devices.clone());
             prop_assert_eq!(described(&describe(devices.clone(), None)), devices);
@@ -485,6 +568,7 @@ mod tests {
             networks: networks.into_iter().map(|network| NetConfig::try_from(network).unwrap()).collect(),
             vsock: part::<Option<Vsock>>(description, "vsock").map(VsockConfig::from),
             rng: part::<Option<Entropy>>(description, "entropy").is_some(),
+            rng_limit: part::<Option<Entropy>>(description, "entropy").unwrap_or_default().rate_limiter,
             balloon: part::<Option<Balloon>>(description, "balloon").map(BalloonConfig::from),
             console: part::<Option<ConsoleSocket>>(description, "console").map(ConsoleConfig::from),
             on_cmdline: part::<Option<bool>>(description, "devices_on_cmdline").is_some(),

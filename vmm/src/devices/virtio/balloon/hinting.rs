@@ -28,15 +28,19 @@ pub struct Hinting {
     pub guest_cmd: Option<u32>,
     /// Number of the last request, so that the next one gets another.
     last: u32,
+    /// Whether the driver may not reuse its pages before [`Hinting::stop`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    keeps_pages: bool,
 }
 
 impl Hinting {
     pub(super) fn new() -> Self {
-        Self { host_cmd: STOP, guest_cmd: None, last: FIRST - 1 }
+        Self { host_cmd: STOP, guest_cmd: None, last: FIRST - 1, keeps_pages: false }
     }
 
-    /// Requests hints.
-    pub(super) fn start(&mut self) {
+    /// Requests hints. The driver may not reuse its pages before [`Hinting::stop`] if `keeps_pages`.
+    pub(super) fn start(&mut self, keeps_pages: bool) {
+        self.keeps_pages = keeps_pages;
         self.last = self.last.checked_add(1).unwrap_or(FIRST);
         self.host_cmd = self.last;
     }
@@ -50,7 +54,7 @@ impl Hinting {
 
     /// Takes a number from the driver. Returns true if it ends the request: the driver must be told.
     pub(super) fn hear(&mut self, number: u32) -> bool {
-        let ended = number == STOP && self.is_hinting();
+        let ended = number == STOP && self.is_hinting() && !self.keeps_pages;
         self.guest_cmd = Some(number);
         if ended {
             self.host_cmd = DONE;

@@ -154,17 +154,17 @@ impl Balloon {
         self.pages.ignored
     }
 
-    /// Asks the guest for all its free pages, once. The caller then tells the driver that the configuration
-    /// changed.
+    /// Asks the guest for all its free pages, once. It may not reuse them before [`Balloon::stop_hinting`] if
+    /// `keeps_pages`. The caller then tells the driver that the configuration changed.
     ///
     /// A page that the guest reuses before its hint is handled loses the guest's writes. Linux does that when
     /// memory is very short. Reporting has no such window.
     ///
     /// # Errors
     /// [`Error::Config`] if the balloon was made without hinting.
-    pub fn start_hinting(&mut self) -> Result<()> {
+    pub fn start_hinting(&mut self, keeps_pages: bool) -> Result<()> {
         self.check_hinting()?;
-        self.hinting.start();
+        self.hinting.start(keeps_pages);
         Ok(())
     }
 
@@ -176,6 +176,29 @@ impl Balloon {
     pub fn stop_hinting(&mut self) -> Result<()> {
         self.check_hinting()?;
         self.hinting.stop();
+        Ok(())
+    }
+
+    /// Asks for statistics at once, and then every `seconds`. The caller then wakes the device.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if this would turn statistics on or off, which the driver learnt at its start.
+    pub fn set_interval(&mut self, seconds: u16) -> Result<()> {
+        match (self.features & feature::STATS_VQ, seconds) {
+            (0, 0) => {}
+            (0, _) => {
+                let problem = "this VM's balloon was created without statistics";
+                return Err(Error::config("balloon statistics", problem));
+            }
+            (_, 0) => {
+                let problem = "0 turns them off, which a running VM cannot do; give 1 or more";
+                return Err(Error::config("balloon statistics", problem));
+            }
+            (_, seconds) => {
+                self.interval = Duration::from_secs(seconds.into());
+                self.due = Some(Instant::now());
+            }
+        }
         Ok(())
     }
 

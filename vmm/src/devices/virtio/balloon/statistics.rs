@@ -47,6 +47,22 @@ pub struct Statistics {
     /// Processes killed for lack of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_kills: Option<u64>,
+    /// Allocations that had to reclaim memory first. This and the next ones are not part of a saved state;
+    /// the guest sends them again.
+    #[serde(skip)]
+    pub allocation_stalls: Option<u64>,
+    /// Pages looked at by the kernel's reclaiming threads.
+    #[serde(skip)]
+    pub async_scans: Option<u64>,
+    /// Pages looked at by allocations.
+    #[serde(skip)]
+    pub direct_scans: Option<u64>,
+    /// Pages reclaimed by the kernel's threads.
+    #[serde(skip)]
+    pub async_reclaims: Option<u64>,
+    /// Pages reclaimed by allocations.
+    #[serde(skip)]
+    pub direct_reclaims: Option<u64>,
 }
 
 impl Statistics {
@@ -78,6 +94,11 @@ impl Statistics {
             8 => &mut self.hugetlb_allocations,
             9 => &mut self.hugetlb_failures,
             10 => &mut self.oom_kills,
+            11 => &mut self.allocation_stalls,
+            12 => &mut self.async_scans,
+            13 => &mut self.direct_scans,
+            14 => &mut self.async_reclaims,
+            15 => &mut self.direct_reclaims,
             _ => return None,
         })
     }

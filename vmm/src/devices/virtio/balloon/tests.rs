@@ -215,6 +215,23 @@ fn statistics_are_requested_and_read() {
 }
 
 #[test]
+fn changed_interval_asks_for_statistics_at_once() {
+    let mut guest = BalloonDriver::new(&BalloonConfig { statistics_interval: 3600, ..all() });
+    guest.driver.send(STATISTICS, &[Part::Out(&statistic(7, 9))]);
+    let balloon = Arc::clone(&guest.balloon);
+    guest.driver.until("they are read", |_| lock(&balloon).statistics());
+    guest.change(|balloon| balloon.set_interval(1800));
+    guest.driver.set(0x50, STATISTICS as u32);
+    assert_eq!(guest.driver.wait(STATISTICS).head, 0, "the buffer is given back, which asks for new ones");
+    let off = lock(&guest.balloon).set_interval(0).unwrap_err().to_string();
+    assert!(off.contains("balloon statistics: 0 turns them off"), "{off}");
+    let mut without = Balloon::new(&BalloonConfig::default(), MIB).unwrap();
+    without.set_interval(0).unwrap();
+    let on = without.set_interval(1).unwrap_err().to_string();
+    assert!(on.contains("created without statistics"), "{on}");
+}
+
+#[test]
 fn statistics_survive_a_move_with_the_drivers_buffer() {
     let mut guest = BalloonDriver::new(&BalloonConfig { statistics_interval: 3600, ..all() });
     guest.driver.send(STATISTICS, &[Part::Out(&statistic(7, 9))]);
@@ -266,7 +283,7 @@ fn hints_are_taken_from_start_to_stop() {
     guest.give(HINTS, &[page(0)]);
     assert_eq!(guest.read(FREE), FREE, "nobody asked");
 
-    guest.change(Balloon::start_hinting);
+    guest.change(|balloon| balloon.start_hinting(false));
     guest.wait_for_config_interrupt();
     let asked = guest.config()[2];
     assert!(asked >= 2);
@@ -286,17 +303,25 @@ fn hints_are_taken_from_start_to_stop() {
     assert_eq!(guest.read(FREE + 4 * PAGE), FREE + 4 * PAGE);
 
     // The host may end the request before.
-    guest.change(Balloon::start_hinting);
+    guest.change(|balloon| balloon.start_hinting(false));
     assert_eq!(guest.config()[2], asked + 1);
     guest.driver.ask(HINTS, &[Part::Out(&(asked + 1).to_le_bytes())]);
     guest.change(Balloon::stop_hinting);
     guest.give(HINTS, &[page(5)]);
     assert_eq!((guest.config()[2], guest.read(FREE + 5 * PAGE)), (1, FREE + 5 * PAGE));
 
+    // Or it keeps the pages until it ends the request.
+    guest.change(|balloon| balloon.start_hinting(true));
+    guest.driver.ask(HINTS, &[Part::Out(&(asked + 2).to_le_bytes())]);
+    guest.driver.ask(HINTS, &[Part::Out(&0u32.to_le_bytes())]);
+    assert_eq!(guest.config()[2], asked + 2, "no more pages, and not done");
+    guest.change(Balloon::stop_hinting);
+    assert_eq!(guest.config()[2], 1);
+
     guest.driver.send(HINTS, &[Part::Out(&[1, 2])]);
     guest.driver.wait_broken();
     let without = BalloonDriver::new(&BalloonConfig::default());
-    let error = lock(&without.balloon).start_hinting().unwrap_err().to_string();
+    let error = lock(&without.balloon).start_hinting(false).unwrap_err().to_string();
     assert_eq!(error, "balloon hinting: this VM's balloon was created without hinting");
 }
 
@@ -320,7 +345,7 @@ fn target_reaches_the_driver_and_may_not_exceed_memory() {
 fn target_actual_and_hinting_survive_a_move_and_a_reset_forgets_the_drivers() {
     let mut guest = BalloonDriver::new(&all());
     guest.change(|balloon| balloon.set_target(5));
-    guest.change(Balloon::start_hinting);
+    guest.change(|balloon| balloon.start_hinting(false));
     guest.driver.set(0x104, 1000);
     let before = guest.config();
     let next = Balloon::new(&BalloonConfig { target_mib: 1, ..all() }, MIB).unwrap();

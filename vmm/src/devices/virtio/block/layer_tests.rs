@@ -69,7 +69,8 @@ fn reopen(driver: &mut Driver, open: impl FnOnce() -> Block) {
 fn reopen_shared(driver: &mut Driver, open: impl FnOnce() -> Arc<Mutex<Block>>) {
     driver.transport.halt();
     let state = driver.transport.save_blob("test").unwrap();
-    driver.transport = Transport::new("none", Arc::new(Mutex::new(Rng)), driver.ram.clone()).unwrap();
+    driver.transport =
+        Transport::new("none", Arc::new(Mutex::new(Rng::default())), driver.ram.clone()).unwrap();
     let mut transport = Transport::new("test", open(), driver.ram.clone()).unwrap();
     transport.restore_blob("test", &state).unwrap();
     driver.transport = transport;

@@ -121,7 +121,7 @@ impl FuzzedDevice {
     /// The entropy device.
     #[must_use]
     pub fn rng() -> Self {
-        Self::new(Rng)
+        Self::new(Rng::default())
     }
 
     /// A disk.

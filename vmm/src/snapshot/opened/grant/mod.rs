@@ -38,8 +38,17 @@ pub(crate) enum Authorship {
 
 /// Whether a VM with this configuration, or its snapshot, names a host resource.
 fn has_requests(metadata: &Metadata, devices: &Devices) -> bool {
-    let Devices { disks, networks, vsock, rng: _, balloon: _, console, on_cmdline: _, allow_shared: _ } =
-        devices;
+    let Devices {
+        disks,
+        networks,
+        vsock,
+        rng: _,
+        rng_limit: _,
+        balloon: _,
+        console,
+        on_cmdline: _,
+        allow_shared: _,
+    } = devices;
     let none = disks.is_empty() && networks.is_empty() && vsock.is_none() && console.is_none();
     metadata.base.is_some() || !none
 }
