@@ -17,13 +17,13 @@ const CPUSET: &str = "/sys/fs/cgroup/cpuset";
 const NODE: &str = "/sys/devices/system/node/node0/cpulist";
 
 /// The files of one VM, and the directory of its jail.
-struct Files {
-    scratch: Scratch,
+pub struct Files {
+    pub scratch: Scratch,
     id: String,
 }
 
 impl Files {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let scratch = Scratch::new();
         fs::create_dir(scratch.path("jails")).unwrap();
         fs::copy(small_guest(), scratch.path("vmlinux")).unwrap();
@@ -37,7 +37,7 @@ impl Files {
     }
 
     /// Runs a client to its end. Returns what it and its VM wrote.
-    fn run(&self, client: &str, arguments: &[&str], variables: &[(&str, &str)]) -> String {
+    pub fn run(&self, client: &str, arguments: &[&str], variables: &[(&str, &str)]) -> String {
         let mut command = Command::new(volt_tests::need::clients_directory().join(client));
         command.args(arguments).envs(variables.iter().copied());
         command.env("VOLT_VMM", binary()).env("VOLT_JAILER", self.scratch.path("jailer"));

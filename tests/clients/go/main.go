@@ -1,12 +1,14 @@
 // Boots a VM in a jail with firecracker-go-sdk, watches it work and ends it, by the module's own means alone.
 // tests/clients/main.rs starts it.
 //
-// An argument is the NUMA node whose processors and memory the jail gets, or -1. Environment: VOLT_VMM,
+// An argument is the NUMA node whose processors and memory the jail gets, or -1. With "snapshot" in its place, the
+// VM has no jail, and another one runs from its snapshot (snapshot.go). Environment: VOLT_VMM,
 // VOLT_JAILER, VOLT_BASE (directory of jails), VOLT_ID, VOLT_USER, VOLT_GROUP, VOLT_KERNEL, VOLT_BOOT_ARGS,
 // VOLT_CGROUP_VERSION, VOLT_SECCOMP (on or off) and VOLT_DISK, to which the guest writes.
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -68,20 +70,23 @@ func configuration(node int) firecracker.Config {
 	}
 }
 
-// Waits until the guest has written to the first sector of its disk.
-func guestWrites(disk string) error {
+// Waits until the first sector of the guest's disk is as wanted.
+func waitForDisk(isAsWanted func([]byte) bool) error {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		content, err := os.ReadFile(disk)
+		content, err := os.ReadFile(os.Getenv("VOLT_DISK"))
 		if err != nil {
 			return err
 		}
-		for _, b := range content[:512] {
-			if b != 0 {
-				return nil
-			}
+		if isAsWanted(content[:512]) {
+			return nil
 		}
 	}
 	return errors.New("the guest writes nothing to its disk")
+}
+
+// Waits until the guest has written to its disk.
+func guestWrites() error {
+	return waitForDisk(func(sector []byte) bool { return !bytes.Equal(sector, make([]byte, 512)) })
 }
 
 func run(ctx context.Context, machine *firecracker.Machine) error {
@@ -98,7 +103,7 @@ func run(ctx context.Context, machine *firecracker.Machine) error {
 		return err
 	}
 	fmt.Printf("info: id=%s state=%s pid=%d\n", *info.ID, *info.State, pid)
-	if err := guestWrites(os.Getenv("VOLT_DISK")); err != nil {
+	if err := guestWrites(); err != nil {
 		return err
 	}
 	if err := machine.StopVMM(); err != nil {
@@ -113,6 +118,14 @@ func run(ctx context.Context, machine *firecracker.Machine) error {
 }
 
 func main() {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if len(os.Args) > 1 && os.Args[1] == "snapshot" {
+		if err := snapshot(ctx); err != nil {
+			fail(err)
+		}
+		return
+	}
 	node := -1
 	if len(os.Args) > 1 {
 		found, err := strconv.Atoi(os.Args[1])
@@ -121,8 +134,6 @@ func main() {
 		}
 		node = found
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
 	machine, err := firecracker.NewMachine(ctx, configuration(node))
 	if err != nil {
 		fail(err)

@@ -3,10 +3,13 @@
 //!
 //! ```text
 //!   volt-fctools [daemonize] [new-pid-ns] [files=LIMIT]
+//!   volt-fctools snapshot          without a jail: another VM runs from its snapshot
 //! ```
 //!
 //! Environment: `VOLT_VMM`, `VOLT_JAILER`, `VOLT_BASE` (directory of jails), `VOLT_ID`, `VOLT_USER`,
 //! `VOLT_GROUP`, `VOLT_KERNEL`, `VOLT_BOOT_ARGS`, and `VOLT_DISK`, to which the guest writes.
+
+mod snapshot;
 
 use std::env;
 use std::error::Error;
@@ -95,11 +98,11 @@ fn configuration(resources: &mut Resources) -> Result<VmConfiguration, Box<dyn E
     Ok(VmConfiguration::New { init_method: InitMethod::ViaApiCalls, data })
 }
 
-/// Waits until the guest has written to the first sector of its disk.
-async fn guest_writes() -> Result<(), Box<dyn Error>> {
+/// Waits until the first sector of the guest's disk is as wanted.
+async fn guest_writes(is_wanted: impl Fn(&[u8]) -> bool) -> Result<(), Box<dyn Error>> {
     let disk = variable("VOLT_DISK")?;
     let written = async {
-        while !fs::read(&disk)?.iter().take(512).any(|byte| *byte != 0) {
+        while !is_wanted(&fs::read(&disk)?[..512]) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         Ok::<_, std::io::Error>(())
@@ -120,8 +123,17 @@ async fn end(vm: &mut JailedVm) -> Result<(), Box<dyn Error>> {
     Ok(vm.cleanup().await?)
 }
 
+fn installation() -> Result<VmmInstallation, Box<dyn Error>> {
+    let (program, jailer) = (PathBuf::from(variable("VOLT_VMM")?), PathBuf::from(variable("VOLT_JAILER")?));
+    // The third is its editor of snapshots, which is not used.
+    Ok(VmmInstallation::new(program.clone(), jailer, program))
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
+    if env::args().nth(1).is_some_and(|option| option == "snapshot") {
+        return snapshot::run().await;
+    }
     let (uid, gid) = (variable("VOLT_USER")?.parse()?, variable("VOLT_GROUP")?.parse()?);
     let model = VmmOwnershipModel::Downgraded { uid, gid };
     let mut resources = ResourceSystem::new(DirectProcessSpawner, TokioRuntime, model);
@@ -131,13 +143,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         jailer_arguments()?,
         FlatVirtualPathResolver,
     );
-    let (program, jailer) = (PathBuf::from(variable("VOLT_VMM")?), PathBuf::from(variable("VOLT_JAILER")?));
-    // The third is its editor of snapshots, which is not used.
-    let installation = VmmInstallation::new(program.clone(), jailer, program);
-    let mut vm = JailedVm::prepare(executor, resources, installation, configuration).await?;
+    let mut vm = JailedVm::prepare(executor, resources, installation()?, configuration).await?;
     vm.start(PATIENCE).await?;
     let info = vm.get_info().await?;
     println!("info: id={} paused={} running={}", info.id, info.is_paused, vm.get_state() == VmState::Running);
-    guest_writes().await?;
+    guest_writes(|sector| sector.iter().any(|byte| *byte != 0)).await?;
     end(&mut vm).await
 }
