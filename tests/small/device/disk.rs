@@ -25,6 +25,46 @@ fn disk_is_written_and_read_back_also_by_a_clone() {
     assert!(!restored.output().contains("WRONG"), "{}", restored.output());
 }
 
+/// The guest polls its disk, so the other file has the same content when it comes.
+#[test]
+fn disk_gets_another_file_while_the_vm_is_paused() {
+    needs!(kvm);
+    for engine in ["sync", "io_uring"] {
+        let scratch = Scratch::new();
+        let (first, second) = (scratch.fresh("first"), scratch.fresh("second"));
+        std::fs::File::create(&first).unwrap().set_len(64 * 512).unwrap();
+        let words = format!("path={},id=root,engine={engine}", first.display());
+        let mut guest = Boot::small("disk again=1 sectors=64").device(["--disk".into(), words]).start();
+        while guest.next_number("sector") < 70 {}
+        guest.pause();
+        std::fs::copy(&first, &second).unwrap();
+        let change = |path: &Path| {
+            let body = serde_json::json!({"drive_id": "root", "path_on_host": path});
+            guest.ask("PATCH", "/drives/root", &body.to_string())
+        };
+        for (bad, why) in [(scratch.fresh("missing"), "No such file"), ("/dev/null".into(), "/dev/null")] {
+            let (status, answer) = change(&bad);
+            assert!(status == 400 && answer.contains(why), "{status} {answer}");
+        }
+        assert_eq!(change(&second), (204, String::new()));
+        let (_, config) = guest.ask("GET", "/vm/config", "");
+        assert!(config.contains(second.to_str().unwrap()) && !config.contains(first.to_str().unwrap()));
+        let before = [&first, &second].map(|path| std::fs::read(path).unwrap());
+        guest.resume();
+        let number = guest.next_number("sector");
+        while guest.next_number("sector") < number + 70 {}
+        assert!(!guest.output().contains("WRONG"), "{}", guest.output());
+        guest.pause();
+        assert!(std::fs::read(&first).unwrap() == before[0], "the old file has a new write");
+        assert!(std::fs::read(&second).unwrap() != before[1], "the new file has no write");
+        // A snapshot names the new file, and the old one is free.
+        let snapshot = guest.snapshot();
+        assert_eq!(snapshot.state()["config"]["devices"]["disks"][0]["path"], second.to_str().unwrap());
+        let body = serde_json::json!({"drive_id": "root", "path_on_host": first});
+        assert_eq!(guest.ask("PATCH", "/drives/root", &body.to_string()).0, 204);
+    }
+}
+
 /// The guest checks its last write to a sector before it writes there again. Each sector has its own cluster.
 #[test]
 fn live_snapshot_has_disk_and_memory_of_one_instant() {

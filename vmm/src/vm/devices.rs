@@ -1,7 +1,10 @@
 //! Changing and querying the devices of a running VM.
 
-use crate::config::devices::RateLimit;
+use crate::config::FileRef;
+use crate::config::devices::{DiskConfig, RateLimit};
 use crate::devices::virtio::balloon::Hinting;
+use crate::devices::virtio::block::Replacement;
+use crate::devices::virtio_slots::disk_name;
 use crate::error::{Error, Result};
 use crate::machine::balloon::BalloonStatus;
 use crate::sync::lock;
@@ -68,10 +71,36 @@ impl Vm {
         self.machine.on_platform(|platform| {
             let disk = platform.disks().get(id).ok_or_else(|| unknown("disks", id))?;
             if lock(disk).resize()? {
-                platform.configuration_changed(&format!("disk-{id}"));
+                platform.configuration_changed(&disk_name(id));
             }
             Ok(())
         })
+    }
+
+    /// Puts another file in the place of a disk's, in a short pause, and tells the guest, which should not use
+    /// the disk meanwhile. Snapshots name the new file.
+    ///
+    /// # Errors
+    /// There is no such disk, it has a layer, or the file cannot be opened or is another's. The disk is as it
+    /// was.
+    pub fn replace_disk(&self, id: &str, path: &FileRef) -> Result<()> {
+        // A capture reads the disks' files.
+        let _no_capture = lock(&self.history);
+        let config = self.config().devices.disks.into_iter().find(|disk| disk.id == id);
+        let config = config.ok_or_else(|| unknown("disks", id))?;
+        let replacement = Replacement::open(&DiskConfig { path: path.clone(), ..config })?;
+        self.machine.paused_for("replace the file of a disk", |machine| {
+            let disk = machine.platform().disks().get(id).ok_or_else(|| unknown("disks", id))?;
+            lock(disk).replace(replacement)?;
+            self.machine.change_config(|devices| {
+                for config in devices.disks.iter_mut().filter(|disk| disk.id == id) {
+                    config.path = path.clone();
+                }
+            });
+            Ok(())
+        })?;
+        self.machine.on_platform(|platform| platform.configuration_changed(&disk_name(id)));
+        Ok(())
     }
 
     /// Changes the rate limits of a disk ([`RateLimit::change`]). Snapshots keep them.
@@ -87,7 +116,7 @@ impl Vm {
                     lock(disk).limit(&config.limit);
                 }
             });
-            platform.wake(&format!("disk-{id}"));
+            platform.wake(&disk_name(id));
             Ok(())
         })
     }

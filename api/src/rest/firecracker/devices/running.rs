@@ -1,4 +1,4 @@
-//! Firecracker's changes to devices of a running VM: rate limits, a grown disk, the balloon.
+//! Firecracker's changes to devices of a running VM: rate limits, a grown or other disk, the balloon.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -27,14 +27,10 @@ pub(crate) async fn change_drive(
         if let Some(path) = path_on_host {
             // The same path asks for the file's new length.
             let disks = vm.config().devices.disks;
-            if disks.iter().any(|disk| disk.id == drive_id && disk.path != path) {
-                let problem = format!(
-                    "{path}: a running VM keeps its drive's file; give the same path to read the file's new \
-                     size"
-                );
-                return Err(volt_vmm::Error::Config { field: "path_on_host", problem: problem.into() });
+            match disks.iter().any(|disk| disk.id == drive_id && disk.path != path) {
+                true => vm.replace_disk(&drive_id, &path)?,
+                false => vm.resize_disk(&drive_id)?,
             }
-            vm.resize_disk(&drive_id)?;
         }
         rate_limiter.map_or(Ok(()), |limit| vm.limit_disk(&drive_id, &limit))
     })

@@ -49,6 +49,7 @@ mod medium;
 mod pause_buffer;
 mod quota;
 mod raw;
+mod replace;
 mod request;
 pub(crate) mod rings;
 mod serve;
@@ -69,6 +70,7 @@ pub use image::Image;
 use layer::Overlay;
 use lower_files::LowerFiles;
 use medium::Medium;
+pub use replace::Replacement;
 use request::SECTOR;
 use uring::UringEngine;
 
@@ -100,6 +102,8 @@ pub struct Block {
     next_len_check: Instant,
     /// Requests that failed on the host.
     failures: u64,
+    /// Whether another file came in the place of the first one.
+    is_replaced: bool,
     // Volatile.
     /// Capacity in sectors that the driver knows.
     capacity: u64,
@@ -159,6 +163,7 @@ impl Block {
             is_direct: false,
             next_len_check: Instant::now(),
             failures: 0,
+            is_replaced: false,
             capacity: 0,
         };
         disk.capacity = disk.sectors()?;
@@ -269,6 +274,10 @@ impl Block {
     /// [`Error::Config`] if the guest writes to a file that is not a layer made for that restore.
     pub fn check_rewind(&self) -> Result<()> {
         let has_own_layer = || self.storage.overlay().is_some_and(Overlay::was_empty);
+        if self.is_replaced {
+            let problem = format!("{}: cannot rewind: {} has replaced its file", self.id, self.name);
+            return Err(Error::config("disks", problem));
+        }
         if self.read_only || has_own_layer() {
             return Ok(());
         }
@@ -300,10 +309,14 @@ impl Block {
     fn sectors(&self) -> Result<u64> {
         let len =
             self.storage.len().map_err(|source| Error::file("read metadata of disk", &self.name, source))?;
+        self.sectors_of(&self.name, len)
+    }
+
+    /// Returns the number of whole sectors of a file.
+    fn sectors_of(&self, name: &str, len: u64) -> Result<u64> {
         match len / SECTOR {
             0 => {
-                let problem =
-                    format!("{}: {} has {len} bytes; a disk has at least {SECTOR}", self.id, self.name);
+                let problem = format!("{}: {name} has {len} bytes; a disk has at least {SECTOR}", self.id);
                 Err(Error::config("disks", problem))
             }
             sectors => Ok(sectors),
@@ -382,6 +395,7 @@ impl Persist for Block {
             is_direct: _,
             next_len_check: _,
             failures: _,
+            is_replaced: _,
             capacity,
         } = self;
         Ok(BlockState { capacity: *capacity, read_only: *read_only })

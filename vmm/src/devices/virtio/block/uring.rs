@@ -93,6 +93,11 @@ pub struct CompletedRequest {
     responder: DeferredResponder,
 }
 
+/// Duplicates of the files of a storage.
+fn duplicates(storage: &dyn Storage) -> io::Result<Vec<HostFile>> {
+    storage.files().into_iter().map(HostFile::duplicate).collect()
+}
+
 impl UringEngine {
     /// Makes the engine on the files of `storage`.
     ///
@@ -103,18 +108,23 @@ impl UringEngine {
         let io_uring = Ring::take().map_err(failed)?;
         Ok(Self {
             io_uring,
-            files: storage
-                .files()
-                .into_iter()
-                .map(HostFile::duplicate)
-                .collect::<io::Result<_>>()
-                .map_err(failed)?,
+            files: duplicates(storage).map_err(failed)?,
             slots: (0..ENTRIES).map(|_| None).collect(),
             free: (0..ENTRIES).collect(),
             ram: None,
             #[cfg(test)]
             fault: uring_faults::CompletionFault::of_new_engine(),
         })
+    }
+
+    /// Goes on with the files of another storage. No request is in flight.
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub fn replace_files(&mut self, id: &str, storage: &dyn Storage) -> Result<()> {
+        let failed = |source| Error::host(format!("use another file for disk {id}"), source);
+        self.files = duplicates(storage).map_err(failed)?;
+        Ok(())
     }
 
     /// Starts to take requests on `ram`. The device is woken while there are completions. A request that
