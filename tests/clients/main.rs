@@ -1,5 +1,5 @@
-//! Clients of Firecracker drive volt-vmm and its jailer with their own code: firecracker-go-sdk and the crate fctools.
-//! `scripts/clients.sh` builds the programs of `go` and `fctools` beside this file.
+//! Clients of Firecracker drive volt-vmm and its jailer with their own code: firecracker-go-sdk and the crate
+//! fctools. `scripts/clients.sh` builds the programs of `go` and `fctools` beside this file.
 
 // In place of the built-in attribute: it registers a test with the runner.
 #[macro_use]

@@ -145,8 +145,8 @@ pub(crate) struct Firecracker {
 const PROGRAM: &str = "firecracker";
 
 impl Firecracker {
-    /// The command, if a command line is Firecracker's: by the name of the program, or by an option. The first
-    /// argument is the program's name.
+    /// Whether a command line is Firecracker's, by the name of the program, which is the first argument, or
+    /// by an option.
     pub(super) fn recognizes(arguments: &[OsString]) -> bool {
         let Some((program, options)) = arguments.split_first() else { return false };
         let name = Path::new(program).file_name().map(OsStr::as_encoded_bytes).unwrap_or_default();

@@ -48,7 +48,7 @@ static LOG: ProcessLog = ProcessLog {
     }),
 };
 
-/// A change of the log. What is absent stays as it is.
+/// A change of the log. A setting that is absent stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LogChange {
     /// A file or FIFO to append to. It is created if it is missing.

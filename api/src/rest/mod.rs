@@ -44,7 +44,7 @@ struct Api {
     calls: Calls,
 }
 
-/// What the command line says about the API.
+/// Options of the command line for the API.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ApiOptions {
     /// The configuration that the VM was started from, in Firecracker's names.

@@ -1,8 +1,8 @@
 // Boots a VM in a jail with firecracker-go-sdk, watches it work and ends it, by the module's own means alone.
 // tests/clients/main.rs starts it.
 //
-// An argument is the NUMA node whose processors and memory the jail gets, or -1. With "snapshot" in its place, the
-// VM has no jail, and another one runs from its snapshot (snapshot.go). Environment: VOLT_VMM,
+// An argument is the NUMA node whose processors and memory the jail gets, or -1. With "snapshot" in its
+// place, the VM has no jail, and another one runs from its snapshot (snapshot.go). Environment: VOLT_VMM,
 // VOLT_JAILER, VOLT_BASE (directory of jails), VOLT_ID, VOLT_USER, VOLT_GROUP, VOLT_KERNEL, VOLT_BOOT_ARGS,
 // VOLT_CGROUP_VERSION, VOLT_SECCOMP (on or off) and VOLT_DISK, to which the guest writes.
 package main

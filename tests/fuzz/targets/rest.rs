@@ -42,7 +42,10 @@ mod rest {
     }
 }
 
+use names::balloon::{Balloon, HintingStart, StatisticsChange};
+use names::config_file::ConfigFile;
 use names::devices as device;
+use names::logger::Logger;
 use names::machine::{Action, BootSource, Machine, MachineChange, SetState};
 use names::snapshot::{CreateSnapshot, LoadSnapshot, merge_overrides};
 
@@ -78,7 +81,7 @@ where
 fuzz_target!(|input: Input| {
     let Input { body: kind, any, edits } = input;
     let with = |seed: &str, edits| any.clone().unwrap_or_else(|| edited(seed, edits));
-    match kind % 13 {
+    match kind % 17 {
         0 => {
             let seed =
                 r#"{"drive_id": "a", "path_on_host": "/a", "is_root_device": false, "rate_limiter": R}"#;
@@ -92,7 +95,7 @@ fuzz_target!(|input: Input| {
         2 => device::<device::Vsock, VsockConfig>(&with(r#"{"guest_cid": 3, "uds_path": "/v"}"#, edits)),
         3 => {
             let seed = r#"{"amount_mib": 8, "deflate_on_oom": true, "stats_polling_interval_s": 1}"#;
-            device::<device::Balloon, BalloonConfig>(&with(seed, edits));
+            device::<Balloon, BalloonConfig>(&with(seed, edits));
         }
         4 => {
             let seed = r#"{"kernel_image_path": "/k", "initrd_path": "/i", "boot_args": "quiet"}"#;
@@ -125,8 +128,12 @@ fuzz_target!(|input: Input| {
         9 => {
             let seed = r#"{"snapshot_path": "/s", "resume_vm": true, "network_overrides":
                 [{"iface_id": "n", "host_dev_name": "t"}], "vsock_override": {"uds_path": "/v"},
+                "mem_backend": {"backend_type": "File", "backend_path": "/m"}, "clock_realtime": true,
                 "record": "console", "pager": {"group": "g"}, "overrides": {"disks": [{"id": "a"}]}}"#;
             let Ok(load) = serde_json::from_str::<LoadSnapshot>(&with(seed, edits)) else { return };
+            if let Err(fault) = load.memory() {
+                assert!(!fault.0.is_empty());
+            }
             let overrides = merge_overrides(load.overrides, load.network_overrides, load.vsock_override);
             let mut devices = VmConfig::new("/k").devices;
             let is_empty = overrides == volt_vmm::config::Overrides::default();
@@ -146,6 +153,23 @@ fuzz_target!(|input: Input| {
             r#"{"iface_id": "n", "rx_rate_limiter": {"ops": {"size": 1, "refill_time": 1}}}"#,
             edits,
         ))),
+        12 => drop(serde_json::from_str::<HintingStart>(&with(r#"{"acknowledge_on_stop": true}"#, edits))),
+        13 => {
+            drop(serde_json::from_str::<StatisticsChange>(&with(r#"{"stats_polling_interval_s": 5}"#, edits)))
+        }
+        14 => {
+            let seed = r#"{"log_path": "/l", "level": "Info", "show_level": true, "module": "volt_vmm"}"#;
+            let _ = body::<Logger>(&with(seed, edits));
+        }
+        15 => {
+            let seed = r#"{"boot-source": {"kernel_image_path": "/k"}, "drives": [{"drive_id": "a",
+                "path_on_host": "/a", "is_root_device": true, "partuuid": "7", "io_engine": null}],
+                "machine-config": {"vcpu_count": 1, "mem_size_mib": 64}, "vsock": null, "pmem": []}"#;
+            let Ok(file) = serde_json::from_str::<ConfigFile>(&with(seed, edits)) else { return };
+            if let Err(fault) = file.refuse_unsupported() {
+                assert!(!fault.0.is_empty());
+            }
+        }
         _ => {
             let _ = body::<device::Entropy>(&with("{}", edits));
         }

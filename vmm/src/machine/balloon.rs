@@ -52,8 +52,8 @@ impl SharedMachine {
     }
 
     /// Asks the guest for all its free pages, once. The guest may not reuse them before
-    /// [`SharedMachine::stop_hinting`] if `keeps_pages`. Linux takes a page back when memory is very short, and
-    /// may lose the writes to it at that moment. Free page reporting has no such window.
+    /// [`SharedMachine::stop_hinting`] if `keeps_pages`. Linux takes a page back when memory is very short,
+    /// and may lose the writes to it at that moment. Free page reporting has no such window.
     ///
     /// # Errors
     /// [`Error::Config`] if the VM has no balloon, or one without hinting.

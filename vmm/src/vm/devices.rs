@@ -77,8 +77,8 @@ impl Vm {
         })
     }
 
-    /// Puts another file in the place of a disk's, in a short pause, and tells the guest, which should not use
-    /// the disk meanwhile. Snapshots name the new file.
+    /// Puts another file in the place of a disk's, in a short pause, and tells the guest, which should not
+    /// use the disk meanwhile. Snapshots name the new file.
     ///
     /// # Errors
     /// There is no such disk, it has a layer, or the file cannot be opened or is another's. The disk is as it

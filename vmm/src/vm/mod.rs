@@ -157,8 +157,9 @@ impl Vm {
     }
 
     /// As [`Vm::snapshot_with`], into two files. They replace files that are there: VMs that map an old one
-    /// keep it. The memory of a [`SnapshotKind::Diff`] has the pages that changed since the VM's last
-    /// snapshot, of whatever form; copied over the memory of that snapshot, they make the memory of this one.
+    /// keep it. The memory of a diff ([`SnapshotOptions::diff`]) has the pages that changed since the VM's
+    /// last snapshot, of whatever form; copied over the memory of that snapshot, they make the memory of this
+    /// one.
     ///
     /// # Errors
     /// As [`Vm::snapshot_with`]; or a disk has a layer, or the options ask for packed memory.

@@ -8,7 +8,8 @@ use volt_vmm::VmConfig;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{DiskConfig, NetConfig};
 
-use super::names::devices::{Balloon, Drive, Entropy, NetworkInterface, RootDevice, Vsock};
+use super::names::balloon::Balloon;
+use super::names::devices::{Drive, Entropy, NetworkInterface, RootDevice, Vsock};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::{Fault, StatusOnly};

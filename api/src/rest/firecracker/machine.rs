@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use volt_vmm::{Error, VmConfig};
 
 use super::devices::DeviceDraft;
-use crate::process::log;
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::{Fault, StatusOnly};
@@ -25,7 +24,6 @@ pub(crate) fn routes() -> Router<Api> {
         .route("/boot-source", put(set_boot_source))
         .route("/machine-config", get(machine_config).put(set_machine).patch(change_machine))
         .route("/vm/config", get(vm_config))
-        .route("/logger", put(set_logger))
 }
 
 /// Configuration collected so far.
@@ -154,26 +152,6 @@ async fn set_machine(State(api): State<Api>, Body(whole): Body<MachineChange>) -
 async fn change_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> StatusOnly {
     api.change_draft("change the machine's configuration", |draft| {
         draft.machine = Some(change.apply(draft.machine.unwrap_or_default())?);
-        Ok(())
-    })
-}
-
-async fn set_logger(State(api): State<Api>, Body(logger): Body<Logger>) -> StatusOnly {
-    let chosen = logger.clone();
-    api.call(move |slot| {
-        if slot.peek().is_some() {
-            return Err(Error::NotNow { act: "configure the logger", state: "was started already" });
-        }
-        let path = logger.log_path.clone().unwrap_or_default();
-        log::change(slot.id(), logger.into()).map_err(|source| Error::File {
-            act: "open log",
-            name: path.display().to_string(),
-            source,
-        })
-    })
-    .await?;
-    api.change_draft("configure the logger", |draft| {
-        draft.logger = Some(chosen);
         Ok(())
     })
 }

@@ -3,6 +3,7 @@
 //! Fields of features that volt-vmm lacks are refused by name, unless they ask for nothing (`"smt": false`).
 
 pub(crate) mod devices;
+mod logger;
 pub(crate) mod machine;
 pub(crate) mod names;
 
@@ -44,6 +45,7 @@ fn configuration() -> Router<Api> {
         .route("/actions", put(act))
         .merge(machine::routes())
         .merge(devices::routes())
+        .merge(logger::routes())
         .layer(middleware::map_response(async |response| Fault::rename(response, names::FIELDS)))
 }
 
@@ -83,7 +85,8 @@ async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnaps
 }
 
 async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> StatusOnly {
-    let (place, clock) = (request.place()?, request.clock_mode());
+    let (memory, clock) = (request.memory()?, request.clock_mode());
+    let place = SnapshotPlace::of(request.snapshot_path, memory);
     api.refuse_after_configuration()?;
     let overrides = merge_overrides(request.overrides, request.network_overrides, request.vsock_override);
     let unpack = Unpack::from_options(request.unpack, request.pager.map(PagerOptions::from))?;

@@ -10,10 +10,10 @@ use crate::rest::Api;
 use crate::rest::body::{Body, OptionalBody};
 use crate::rest::error::{Fault, StatusOnly};
 use crate::rest::firecracker::devices::check_id;
-use crate::rest::firecracker::names::devices::{
-    Balloon, BalloonChange, BalloonStatistics, DriveChange, HintingStart, NetworkInterfaceChange,
-    StatisticsChange,
+use crate::rest::firecracker::names::balloon::{
+    Balloon, BalloonChange, BalloonStatistics, HintingStart, StatisticsChange,
 };
+use crate::rest::firecracker::names::devices::{DriveChange, NetworkInterfaceChange};
 
 pub(crate) async fn change_drive(
     State(api): State<Api>,

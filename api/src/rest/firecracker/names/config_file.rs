@@ -1,9 +1,11 @@
-//! Firecracker's configuration file: the bodies of its requests, by the names that `GET /vm/config` gives them.
+//! Firecracker's configuration file: the bodies of its requests, by the names that `GET /vm/config` has for
+//! them.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::devices::{Balloon, Drive, Entropy, NetworkInterface, Vsock};
+use super::balloon::Balloon;
+use super::devices::{Drive, Entropy, NetworkInterface, Vsock};
 use super::logger::Logger;
 use super::machine::{BootSource, MachineChange};
 use crate::rest::error::Fault;
@@ -79,8 +81,10 @@ mod tests {
                 {"drive_id": "data", "path_on_host": "/d", "is_root_device": false, "partuuid": null},
                 {"drive_id": "root", "path_on_host": "/r", "is_root_device": true, "is_read_only": true},
             ],
-            "machine-config": {"vcpu_count": 2, "mem_size_mib": 1024, "smt": false, "track_dirty_pages": false},
-            "network-interfaces": [{"iface_id": "net1", "guest_mac": "06:00:AC:10:00:02", "host_dev_name": "tap0"}],
+            "machine-config": {"vcpu_count": 2, "mem_size_mib": 1024, "smt": false},
+            "network-interfaces": [
+                {"iface_id": "net1", "guest_mac": "06:00:AC:10:00:02", "host_dev_name": "tap0"},
+            ],
             "vsock": null, "balloon": null, "entropy": {}, "logger": null, "mmds-config": null, "pmem": [],
         });
         assert!(ConfigFile::is_recognized_by(&file));

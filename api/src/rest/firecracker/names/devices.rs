@@ -1,16 +1,16 @@
 //! Names of devices. Each device has one type here, which converts both ways and loses nothing.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use volt_vmm::FileRef;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{
-    BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, RateLimit, VsockConfig,
+    Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, RateLimit, VsockConfig,
 };
-use volt_vmm::{BalloonStatus, FileRef};
 
+use super::balloon::Balloon;
 use super::null_as_default;
 use crate::rest::error::Fault;
 
@@ -22,7 +22,7 @@ pub(crate) struct Drive {
     path_on_host: FileRef,
     /// Not part of a disk: the draft keeps it, and the kernel command line names the root device.
     pub(crate) is_root_device: bool,
-    /// Of the root device, as `is_root_device`: names it on the kernel command line by its partition.
+    /// Names the root device on the kernel command line by its partition. Not part of a disk either.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) partuuid: Option<String>,
     #[serde(default, deserialize_with = "null_as_default")]
@@ -259,45 +259,6 @@ pub(crate) struct Entropy {
     pub(crate) rate_limiter: RateLimit,
 }
 
-/// The balloon: `PUT /balloon`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Balloon {
-    amount_mib: u64,
-    deflate_on_oom: bool,
-    #[serde(default)]
-    stats_polling_interval_s: u16,
-    #[serde(default)]
-    free_page_hinting: bool,
-    #[serde(default)]
-    free_page_reporting: bool,
-}
-
-impl From<Balloon> for BalloonConfig {
-    fn from(balloon: Balloon) -> Self {
-        Self {
-            target_mib: balloon.amount_mib,
-            deflate_on_oom: balloon.deflate_on_oom,
-            statistics_interval: balloon.stats_polling_interval_s,
-            reporting: balloon.free_page_reporting,
-            hinting: balloon.free_page_hinting,
-        }
-    }
-}
-
-impl From<BalloonConfig> for Balloon {
-    fn from(balloon: BalloonConfig) -> Self {
-        let BalloonConfig { target_mib, deflate_on_oom, statistics_interval, reporting, hinting } = balloon;
-        Self {
-            amount_mib: target_mib,
-            deflate_on_oom,
-            stats_polling_interval_s: statistics_interval,
-            free_page_hinting: hinting,
-            free_page_reporting: reporting,
-        }
-    }
-}
-
 /// The root device: a drive, by the name of a partition if it has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RootDevice {
@@ -309,56 +270,6 @@ impl RootDevice {
     /// The value of `root=` on the kernel command line. The root device is the first disk.
     pub(crate) fn name(&self) -> String {
         self.partuuid.as_ref().map_or_else(|| "/dev/vda".to_owned(), |uuid| format!("PARTUUID={uuid}"))
-    }
-}
-
-/// Statistics of the balloon: `GET /balloon/statistics`. What the guest did not send is left out.
-#[derive(Debug, Serialize)]
-pub(crate) struct BalloonStatistics {
-    target_pages: u64,
-    actual_pages: u64,
-    target_mib: u64,
-    actual_mib: u64,
-    /// volt-vmm's own, as is the next one.
-    returned_pages: u64,
-    ignored_pages: u64,
-    #[serde(flatten)]
-    of_guest: BTreeMap<&'static str, u64>,
-}
-
-impl From<BalloonStatus> for BalloonStatistics {
-    fn from(status: BalloonStatus) -> Self {
-        let BalloonStatus { target_mib, actual_mib, returned_pages, ignored_pages, statistics, .. } = status;
-        let found = statistics.unwrap_or_default();
-        let of_guest = [
-            ("swap_in", found.swap_in),
-            ("swap_out", found.swap_out),
-            ("major_faults", found.major_faults),
-            ("minor_faults", found.minor_faults),
-            ("free_memory", found.free_memory),
-            ("total_memory", found.total_memory),
-            ("available_memory", found.available_memory),
-            ("disk_caches", found.disk_caches),
-            ("hugetlb_allocations", found.hugetlb_allocations),
-            ("hugetlb_failures", found.hugetlb_failures),
-            ("oom_kill", found.oom_kills),
-            ("alloc_stall", found.allocation_stalls),
-            ("async_scan", found.async_scans),
-            ("direct_scan", found.direct_scans),
-            ("async_reclaim", found.async_reclaims),
-            ("direct_reclaim", found.direct_reclaims),
-        ];
-        let of_guest = of_guest.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-        let pages = |mib| mib * (1 << 20) / 4096;
-        Self {
-            target_pages: pages(target_mib),
-            actual_pages: pages(actual_mib),
-            target_mib,
-            actual_mib,
-            returned_pages,
-            ignored_pages,
-            of_guest,
-        }
     }
 }
 
@@ -408,39 +319,11 @@ pub(crate) struct NetworkInterfaceChange {
     pub(crate) tx_rate_limiter: Option<RateLimit>,
 }
 
-/// A change of the balloon: `PATCH /balloon`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct BalloonChange {
-    pub(crate) amount_mib: u64,
-}
-
-/// A change of the balloon's statistics: `PATCH /balloon/statistics`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct StatisticsChange {
-    pub(crate) stats_polling_interval_s: u16,
-}
-
-/// A start of free page hinting: `PATCH /balloon/hinting/start`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct HintingStart {
-    /// Whether the guest may reuse its pages as soon as it has no more of them.
-    pub(crate) acknowledge_on_stop: bool,
-}
-
-impl Default for HintingStart {
-    fn default() -> Self {
-        Self { acknowledge_on_stop: true }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::{Strategy, any, prop_assert_eq, prop_compose, prop_oneof, proptest};
     use serde::de::DeserializeOwned;
-    use volt_vmm::config::devices::Bucket;
+    use volt_vmm::config::devices::{BalloonConfig, Bucket};
 
     use super::*;
     use crate::rest::firecracker::names::testing::{files, through_a_body};

@@ -2,10 +2,7 @@
 
 use std::path::PathBuf;
 
-use log::LevelFilter;
 use serde::{Deserialize, Serialize};
-
-use crate::process::log::LogChange;
 
 /// `PUT /logger`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,26 +20,31 @@ pub(crate) struct Logger {
     pub(crate) module: Option<String>,
 }
 
-/// A level, in upper or lower case.
+/// A level. It is read in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "&'static str")]
-pub(crate) struct LogLevel(LevelFilter);
+#[serde(try_from = "String")]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warning,
+    Info,
+    Debug,
+    Trace,
+}
 
 impl std::str::FromStr for LogLevel {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Ok(Self(match text.to_ascii_lowercase().as_str() {
-            "off" => LevelFilter::Off,
-            "error" => LevelFilter::Error,
-            "warn" | "warning" => LevelFilter::Warn,
-            "info" => LevelFilter::Info,
-            "debug" => LevelFilter::Debug,
-            "trace" => LevelFilter::Trace,
-            _ => {
-                return Err(format!("no level {text:?}; use Error, Warning, Info, Debug, Trace or Off"));
-            }
-        }))
+        Ok(match text.to_ascii_lowercase().as_str() {
+            "off" => Self::Off,
+            "error" => Self::Error,
+            "warn" | "warning" => Self::Warning,
+            "info" => Self::Info,
+            "debug" => Self::Debug,
+            "trace" => Self::Trace,
+            _ => return Err(format!("no level {text:?}; use Error, Warning, Info, Debug, Trace or Off")),
+        })
     }
 }
 
@@ -54,35 +56,14 @@ impl TryFrom<String> for LogLevel {
     }
 }
 
-impl From<LogLevel> for &'static str {
-    fn from(LogLevel(level): LogLevel) -> Self {
-        match level {
-            LevelFilter::Off => "Off",
-            LevelFilter::Error => "Error",
-            LevelFilter::Warn => "Warning",
-            LevelFilter::Info => "Info",
-            LevelFilter::Debug => "Debug",
-            LevelFilter::Trace => "Trace",
-        }
-    }
-}
-
-impl From<Logger> for LogChange {
-    fn from(Logger { log_path, level, show_level, show_log_origin, module }: Logger) -> Self {
-        let level = level.map(|LogLevel(level)| level);
-        Self { path: log_path, level, shows_level: show_level, shows_origin: show_log_origin, module }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn level_is_read_in_any_case_and_written_as_firecracker_does() {
-        for (text, written) in
-            [("error", "Error"), ("WARN", "Warning"), ("Warning", "Warning"), ("off", "Off")]
-        {
+        let levels = [("error", "Error"), ("WARN", "Warning"), ("Warning", "Warning"), ("off", "Off")];
+        for (text, written) in levels {
             let logger: Logger = serde_json::from_value(serde_json::json!({"level": text})).unwrap();
             assert_eq!(serde_json::to_value(&logger).unwrap()["level"], written);
         }

@@ -1,6 +1,7 @@
 //! Firecracker's names: a type for each of its requests, which converts to the library's types and holds no
 //! state. Fields that Firecracker lacks are volt-vmm's own.
 
+pub(crate) mod balloon;
 pub(crate) mod config_file;
 pub(crate) mod devices;
 pub(crate) mod logger;

@@ -10,7 +10,6 @@ use volt_vmm::config::overrides::NetOverride;
 use volt_vmm::{ClockMode, Compression, Packing, RecordUntil, SnapshotKind, SnapshotOptions};
 
 use crate::process::shared_pager::SharedPager;
-use crate::process::start::SnapshotPlace;
 use crate::rest::error::Fault;
 
 /// `PUT /snapshot/create`
@@ -135,25 +134,24 @@ enum BackendType {
 }
 
 impl LoadSnapshot {
-    /// The place of the snapshot.
+    /// The memory file, unless the snapshot is a directory.
     ///
     /// # Errors
     /// The memory is named twice, or by a backend that volt-vmm lacks.
-    pub(crate) fn place(&self) -> Result<SnapshotPlace, Fault> {
-        let memory = match (&self.mem_file_path, &self.mem_backend) {
+    pub(crate) fn memory(&self) -> Result<Option<PathBuf>, Fault> {
+        match (&self.mem_file_path, &self.mem_backend) {
             // Firecracker's words, which its clients may look for.
-            (Some(_), Some(_)) => {
-                return Err(Fault::refused(
-                    "too many fields: either `mem_backend` or `mem_file_path` exclusively is required",
-                ));
-            }
+            (Some(_), Some(_)) => Err(Fault::refused(
+                "too many fields: either `mem_backend` or `mem_file_path` exclusively is required",
+            )),
             (_, Some(MemoryBackend { backend_type: BackendType::Uffd, .. })) => {
-                return Err(Fault::refused("mem_backend: volt-vmm has no backend Uffd; use File"));
+                Err(Fault::refused("mem_backend: volt-vmm has no backend Uffd; use File"))
             }
-            (Some(path), None) | (None, Some(MemoryBackend { backend_path: path, .. })) => Some(path.clone()),
-            (None, None) => None,
-        };
-        Ok(SnapshotPlace::of(self.snapshot_path.clone(), memory))
+            (Some(path), None) | (None, Some(MemoryBackend { backend_path: path, .. })) => {
+                Ok(Some(path.clone()))
+            }
+            (None, None) => Ok(None),
+        }
     }
 
     /// How the guest's clocks treat the time since the snapshot, by either field.
