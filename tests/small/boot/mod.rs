@@ -1,6 +1,7 @@
 //! A guest runs, pauses and answers on the KVM of this host.
 
 mod confined;
+mod firecracker;
 mod host_features;
 mod injected;
 mod jailed;
