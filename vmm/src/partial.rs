@@ -65,7 +65,7 @@ fn create(
     unmake: impl Fn(&Path) -> io::Result<()>,
 ) -> io::Result<(PathBuf, File)> {
     for _ in 0..ATTEMPTS {
-        let path = new_path(parent, name).map_err(io::Error::other)?;
+        let path = parent.join(format!(".{name}.{}{SUFFIX}", random_hex().map_err(io::Error::other)?));
         match make(&path) {
             Ok(file) => match claim(&file, &path) {
                 Ok(true) => return Ok((path, file)),
@@ -82,14 +82,6 @@ fn create(
         }
     }
     Err(io::Error::other("other processes keep removing new files there"))
-}
-
-/// Makes a path in `parent` that no file has, for a leftover of `name`.
-///
-/// # Errors
-/// The host refuses random bytes.
-pub fn new_path(parent: &Path, name: &str) -> Result<PathBuf> {
-    Ok(parent.join(format!(".{name}.{}{SUFFIX}", random_hex()?)))
 }
 
 /// Locks a new file. Returns false if a remover found it before it was locked.
@@ -183,7 +175,8 @@ impl Kind {
 
 /// Result of an attempt to lock a file.
 #[derive(Debug, PartialEq, Eq)]
-enum Lock {
+pub enum Lock {
+    /// This process holds it now.
     Held,
     /// Another process holds the lock.
     Taken,
@@ -193,7 +186,7 @@ enum Lock {
 
 /// Locks a file. Only a file system without locks may leave a writer's file without one: a remover would take
 /// it for a leftover.
-fn lock(file: impl AsFd) -> io::Result<Lock> {
+pub fn lock(file: impl AsFd) -> io::Result<Lock> {
     match retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
         Ok(()) => Ok(Lock::Held),
         Err(Errno::WOULDBLOCK) => Ok(Lock::Taken),

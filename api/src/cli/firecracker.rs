@@ -10,11 +10,10 @@ use volt_vmm::snapshot;
 use super::config_file::ConfigFile;
 use super::confine::ConfineArgs;
 use super::empty::Empty;
-use super::run::boot;
+use super::run::{boot, start_log};
 use super::{Outcome, prewarm};
 use crate::failure::Failure;
 use crate::process::exit::Status;
-use crate::process::log;
 use crate::process::vm_slot::DEFAULT_ID;
 use crate::rest::{API_VERSION, ApiOptions, LogLevel, Logger};
 
@@ -200,11 +199,11 @@ impl Firecracker {
 
     fn start(self) -> Outcome {
         let logger = self.logger();
-        logger.iter().try_for_each(|logger| start_log(&self.id, logger))?;
         let mut options =
             ApiOptions { longest_body: self.http_api_max_payload_size, ..ApiOptions::default() };
         let api_socket = (!self.no_api).then_some(self.api_sock);
         let Some(path) = self.config_file else {
+            start_log(&self.id, logger.as_ref())?;
             let (Some(api_socket), id) = (api_socket, Some(self.id)) else {
                 unreachable!("clap requires a configuration file with --no-api")
             };
@@ -216,18 +215,16 @@ impl Firecracker {
             ConfigFile::Own(config) => config,
             ConfigFile::Firecracker(draft) => {
                 options.draft = draft;
-                options.draft.logger.iter().try_for_each(|logger| start_log(&self.id, logger))?;
                 options.draft.config().unwrap_or_else(|| unreachable!("a file has a boot source"))
             }
         };
+        // Those of the file count, as in Firecracker.
+        options.draft.logger = match (logger, options.draft.logger.take()) {
+            (Some(given), Some(of_file)) => Some(given.with(of_file)),
+            (given, of_file) => given.or(of_file),
+        };
         boot(config, &self.allowed, self.confine, api_socket.as_deref(), Some(self.id), options)
     }
-}
-
-fn start_log(id: &str, logger: &Logger) -> Result<(), Failure> {
-    let path = logger.log_path.clone().unwrap_or_default();
-    let act = || format!("open log {}", path.display());
-    log::change(id, logger.clone().into()).map_err(|source| Failure::system(act(), source))
 }
 
 fn no_pci(_: &str) -> Result<String, String> {

@@ -45,6 +45,9 @@ fn main() {
     if let Err(error) = console::limit_kernel_messages() {
         console::line(&format!("volt-init: the kernel goes on printing: {error}"));
     }
+    if let Err(error) = shutdown::end_at_power_button() {
+        console::line(&format!("volt-init: no power button: {error}"));
+    }
     let uptime = Duration::from_nanos(system::clock_ns(libc::CLOCK_BOOTTIME));
     console::line(&format!("volt-init: ready {:.3}", uptime.as_secs_f64()));
 

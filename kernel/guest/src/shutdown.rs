@@ -1,9 +1,10 @@
-//! `poweroff`, `reboot`, `triple-fault` and `panic`: end the machine.
+//! `poweroff`, `reboot`, `triple-fault` and `panic`: end the machine. So does its power button.
 //!
 //! Each first prints its `ok` line and waits until the line has left the serial port. It returns only if the
 //! machine did not end.
 
 use std::fs;
+use std::io;
 
 use crate::console;
 use crate::outcome::Outcome;
@@ -33,6 +34,19 @@ pub(crate) fn panic_kernel(name: &str) -> Outcome {
     fs::write("/proc/sys/kernel/panic", "-1").map_err(|error| format!("/proc/sys/kernel/panic: {error}"))?;
     end_answer(name);
     fs::write("/proc/sysrq-trigger", "c").map_err(|error| format!("/proc/sysrq-trigger: {error}"))
+}
+
+/// Signal of the power button (`CONFIG_ACPI_TINY_POWER_BUTTON_SIGNAL`).
+const POWER_BUTTON: i32 = 38;
+
+/// Powers off when the kernel says that the power button was pressed.
+pub(crate) fn end_at_power_button() -> io::Result<()> {
+    /// A signal handler: it makes system calls alone.
+    extern "C" fn power_off(_: libc::c_int) {
+        system::sync();
+        system::reboot(libc::RB_POWER_OFF);
+    }
+    system::at_signal(POWER_BUTTON, power_off)
 }
 
 fn end_answer(name: &str) {

@@ -253,6 +253,18 @@ pub(crate) fn uname() -> String {
     text.join(" ")
 }
 
+/// Calls `handler` when the signal arrives. It may only do what signal-safety(7) allows.
+pub(crate) fn at_signal(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Result<()> {
+    // SAFETY: an action of zeros is valid; the handler is a function of the right type.
+    let done = unsafe {
+        let mut action: libc::sigaction = zeroed();
+        action.sa_sigaction = handler as *const () as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(signal, &action, std::ptr::null_mut())
+    };
+    check(done)
+}
+
 /// Syncs all file systems.
 pub(crate) fn sync() {
     // SAFETY: sync touches no memory.

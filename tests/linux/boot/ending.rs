@@ -40,3 +40,20 @@ fn init_carries_out_orders_of_the_kernel_command_line() {
     guest.wait_for("cpus 2").wait_for("ok cpus").wait_for("ok poweroff");
     assert_eq!(guest.wait_exit().status, 0);
 }
+
+/// Clients of Firecracker call it `SendCtrlAltDel`.
+#[test]
+fn power_button_ends_linux_also_after_a_restore() {
+    needs!(linux);
+    for irqchip in ["split", "kernel"] {
+        let mut guest = Boot::linux().irqchip(irqchip).start();
+        guest.wait_until_ready();
+        let snapshot = guest.snapshot();
+        let restored = snapshot.restore();
+        for mut guest in [guest, restored] {
+            let press = r#"{"action_type":"SendCtrlAltDel"}"#;
+            assert_eq!(guest.ask("PUT", "/actions", press), (204, String::new()), "{irqchip}");
+            assert_eq!(guest.wait_exit().status, 0, "{irqchip}");
+        }
+    }
+}

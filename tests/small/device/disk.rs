@@ -38,15 +38,15 @@ fn disk_gets_another_file_while_the_vm_is_paused() {
         while guest.next_number("sector") < 70 {}
         guest.pause();
         std::fs::copy(&first, &second).unwrap();
-        let change = |path: &Path| {
+        let change = |guest: &Guest, path: &Path| {
             let body = serde_json::json!({"drive_id": "root", "path_on_host": path});
             guest.ask("PATCH", "/drives/root", &body.to_string())
         };
         for (bad, why) in [(scratch.fresh("missing"), "No such file"), ("/dev/null".into(), "/dev/null")] {
-            let (status, answer) = change(&bad);
+            let (status, answer) = change(&guest, &bad);
             assert!(status == 400 && answer.contains(why), "{status} {answer}");
         }
-        assert_eq!(change(&second), (204, String::new()));
+        assert_eq!(change(&guest, &second), (204, String::new()));
         let (_, config) = guest.ask("GET", "/vm/config", "");
         assert!(config.contains(second.to_str().unwrap()) && !config.contains(first.to_str().unwrap()));
         let before = [&first, &second].map(|path| std::fs::read(path).unwrap());
@@ -57,11 +57,23 @@ fn disk_gets_another_file_while_the_vm_is_paused() {
         guest.pause();
         assert!(std::fs::read(&first).unwrap() == before[0], "the old file has a new write");
         assert!(std::fs::read(&second).unwrap() != before[1], "the new file has no write");
+        // The file's own path reads its length again, and another file that got its name replaces it.
+        std::fs::OpenOptions::new().write(true).open(&second).unwrap().set_len(128 * 512).unwrap();
+        assert_eq!(change(&guest, &second).0, 204);
+        let renamed = scratch.fresh("renamed");
+        std::fs::copy(&second, &renamed).unwrap();
+        std::fs::rename(&renamed, &second).unwrap();
+        assert_eq!(change(&guest, &second).0, 204);
+        guest.resume();
+        let number = guest.next_number("sector");
+        let of_renamed = std::fs::read(&second).unwrap();
+        while guest.next_number("sector") < number + 70 {}
+        guest.pause();
+        assert!(std::fs::read(&second).unwrap() != of_renamed, "the guest writes to a file without a name");
         // A snapshot names the new file, and the old one is free.
         let snapshot = guest.snapshot();
         assert_eq!(snapshot.state()["config"]["devices"]["disks"][0]["path"], second.to_str().unwrap());
-        let body = serde_json::json!({"drive_id": "root", "path_on_host": first});
-        assert_eq!(guest.ask("PATCH", "/drives/root", &body.to_string()).0, 204);
+        assert_eq!(change(&guest, &first).0, 204);
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::SeekFrom;
 use serde_json::json;
-use volt_tests::{Boot, Guest, Scratch, needs, numbers, without_generation};
+use volt_tests::{Boot, Child, Guest, Scratch, needs, numbers, without_generation};
 
 const MIB: u64 = 1 << 20;
 
@@ -111,14 +111,9 @@ fn snapshot_in_two_files_restores() {
 #[test]
 fn diffs_copied_over_their_base_equal_a_full_snapshot() {
     needs!(kvm);
-    let mut guest = counting(8);
+    let guest = counting(8);
     let [base, first, second] = std::array::from_fn(|_| Pair::fresh(guest.scratch()));
     base.take(&guest, "Full");
-    goes_on(&mut guest, 8);
-    // It clears the dirty log, which must not cost the next diff a page.
-    let _directory = guest.snapshot();
-    let since_directory = Pair::fresh(guest.scratch());
-    since_directory.take(&guest, "Diff");
     drop(guest);
     let mut guest = base.load();
     goes_on(&mut guest, 8);
@@ -133,6 +128,74 @@ fn diffs_copied_over_their_base_equal_a_full_snapshot() {
     assert!(base.bytes() == without_generation(fs::read(full.memory_path()).unwrap()));
     let merged = Pair { state: second.state.clone(), ..base };
     goes_on(&mut merged.load(), 8);
+}
+
+/// A fork and a rewind read the dirty log, which clears it. That may cost no diff a page.
+#[test]
+fn acts_between_two_snapshots_cost_a_diff_no_page() {
+    needs!(kvm);
+    let first = counting(8);
+    let origin = Pair::fresh(first.scratch());
+    origin.take(&first, "Full");
+    drop(first);
+    let acts: [fn(&Guest); 2] = [
+        |guest| drop(Child::fork(guest.socket(), guest.scratch().directory(), &[("a", json!({}))], true)),
+        |guest| assert_eq!(guest.ask("PUT", "/v1/vm/rewind", "{}").0, 200),
+    ];
+    for (number, act) in acts.into_iter().enumerate() {
+        let mut guest = origin.load();
+        let [base, diff] = std::array::from_fn(|_| Pair::fresh(&origin.scratch));
+        goes_on(&mut guest, 8);
+        base.take(&guest, "Full");
+        goes_on(&mut guest, 8);
+        act(&guest);
+        goes_on(&mut guest, 8);
+        guest.pause();
+        diff.take(&guest, "Diff");
+        let full = guest.snapshot();
+        merge(&diff.memory, &base.memory);
+        let is_same = base.bytes() == without_generation(fs::read(full.memory_path()).unwrap());
+        assert!(is_same, "act {number}: the merged memory differs");
+    }
+}
+
+#[test]
+fn diff_follows_a_snapshot_in_a_directory() {
+    needs!(kvm);
+    let mut guest = counting(8);
+    let directory = guest.snapshot();
+    goes_on(&mut guest, 8);
+    guest.pause();
+    let [whole, diff] = std::array::from_fn(|_| Pair::fresh(guest.scratch()));
+    diff.take(&guest, "Diff");
+    let full = guest.snapshot();
+    fs::write(&whole.memory, fs::read(directory.memory_path()).unwrap()).unwrap();
+    merge(&diff.memory, &whole.memory);
+    assert!(whole.bytes() == without_generation(fs::read(full.memory_path()).unwrap()));
+}
+
+/// Firecracker's clients let a diff go over the memory file of the snapshot before it.
+#[test]
+fn diff_over_its_base_is_a_whole_snapshot() {
+    needs!(kvm);
+    let mut guest = counting(8);
+    let pair = Pair::fresh(guest.scratch());
+    pair.take(&guest, "Full");
+    for _ in 0..2 {
+        goes_on(&mut guest, 8);
+        guest.pause();
+        pair.take(&guest, "Diff");
+        let full = guest.snapshot();
+        guest.resume();
+        assert!(pair.bytes() == without_generation(fs::read(full.memory_path()).unwrap()));
+        goes_on(&mut pair.load(), 8);
+    }
+    // A file of another length is no base.
+    guest.pause();
+    pair.take(&guest, "Diff");
+    fs::write(&pair.memory, "short").unwrap();
+    pair.take(&guest, "Diff");
+    assert!(blocks(&pair.memory) < MIB, "{}", blocks(&pair.memory));
 }
 
 #[test]

@@ -39,8 +39,8 @@ const COM1: BusRange = BusRange { base: 0x3f8, len: 8, gsi: Some(4) };
 /// Port 0x61 in the middle is the PIT's gate. The kernel answers it on machines with a PIT.
 const I8042: BusRange = BusRange { base: 0x60, len: 5, gsi: None };
 const IOAPIC: BusRange = BusRange { base: IO_APIC, len: ioapic::LEN, gsi: None };
-const POWER: BusRange = BusRange { base: 0x600, len: 2, gsi: None };
-/// The line of the generation device, after those of `virtio_slots`.
+const POWER: BusRange = BusRange { base: 0x600, len: 2, gsi: Some(23) };
+/// The line of the generation device, after those of `virtio_slots` and before that of the power button.
 const GENERATION_GSI: u32 = 22;
 
 /// A machine's devices.
@@ -54,6 +54,8 @@ pub struct Platform {
     mmio: BTreeMap<String, (BusRange, SharedDevice)>,
     /// The serial port, for typing into it.
     pub(crate) serial: Arc<Mutex<Serial>>,
+    /// The power button.
+    power: Arc<Mutex<Power>>,
     /// The generation device, which has no registers.
     generation: Option<Generation>,
     lines: InterruptLines,
@@ -102,10 +104,12 @@ impl Platform {
         };
         let line = lines.line(COM1.gsi.expect("COM1 interrupts"));
         let serial = Arc::new(Mutex::new(Serial::new(line, console, Arc::clone(control))));
+        let button = lines.line(POWER.gsi.expect("the button interrupts"));
+        let power = Arc::new(Mutex::new(Power::new(Arc::clone(control), button)));
         let ports: [(_, (_, SharedDevice)); 3] = [
             ("com1", (COM1, Arc::clone(&serial) as _)),
             ("i8042", (I8042, Arc::new(Mutex::new(I8042::new(Arc::clone(control)))))),
-            ("power", (POWER, Arc::new(Mutex::new(Power::new(Arc::clone(control)))))),
+            ("power", (POWER, Arc::clone(&power) as _)),
         ];
         let generation = config.vmgenid.then(|| Generation::new(ram, lines.line(GENERATION_GSI)));
         let (virtio, handles) = virtio_slots::fill(devices, ram, (vm, &lines))?;
@@ -118,6 +122,7 @@ impl Platform {
             ports: ports.map(|(name, at)| (name.to_owned(), at)).into(),
             mmio: mmio.collect(),
             serial,
+            power,
             generation,
             virtio,
             handles,
@@ -125,6 +130,14 @@ impl Platform {
             requests: Arc::default(),
             mmio_on_cmdline: devices.on_cmdline,
         })
+    }
+
+    /// Presses the power button.
+    ///
+    /// # Errors
+    /// KVM refuses the interrupt.
+    pub(crate) fn press_power_button(&self) -> Result<()> {
+        lock(&self.power).press()
     }
 
     /// Writes the first generation of a VM that boots.
@@ -293,6 +306,7 @@ impl Persist for Platform {
             mmio,
             lines: _,
             serial: _,
+            power: _,
             generation,
             virtio: _,
             handles: _,

@@ -1,11 +1,21 @@
 //! ACPI's sleep control and sleep status registers (ACPI 6.5, section 4.8.3.7), the power management of
-//! hardware-reduced ACPI. Here they only switch the machine off.
+//! hardware-reduced ACPI, and its power button (section 4.8.2.2.2).
+//!
+//! ```text
+//!   press() ──edge──> Generic Event Device ──Notify──> PNP0C0C: the driver asks init to end
+//!                                                             the machine ends by the registers
+//! ```
 
 use std::sync::Arc;
 
+use volt_kernel::acpi_tables::aml::{
+    Device as AmlDevice, EISAName, Interrupt, Method, Name, Notify, Path, ResourceTemplate,
+};
+use volt_kernel::guest_aml;
 use volt_kernel::power::is_power_off;
 
 use super::bus::BusDevice;
+use super::lines::InterruptLine;
 use super::{BusRange, Device};
 use crate::error::Result;
 use crate::persist::{NoState, Persist};
@@ -16,15 +26,27 @@ pub const CONTROL_OFFSET: u64 = 0;
 /// Offset of the sleep status register.
 pub const STATUS_OFFSET: u64 = 1;
 
-/// The two registers.
+/// The notification of a pressed button (ACPI 6.5, section 5.6.6).
+const PRESSED: u8 = 0x80;
+
+/// The two registers, and the button.
 #[derive(Debug)]
 pub struct Power {
     control: Arc<Control>,
+    button: InterruptLine,
 }
 
 impl Power {
-    pub(crate) fn new(control: Arc<Control>) -> Self {
-        Self { control }
+    pub(crate) fn new(control: Arc<Control>, button: InterruptLine) -> Self {
+        Self { control, button }
+    }
+
+    /// Presses the button. A guest without a driver for it takes no notice.
+    ///
+    /// # Errors
+    /// KVM refuses the interrupt.
+    pub(crate) fn press(&self) -> Result<()> {
+        self.button.pulse()
     }
 }
 
@@ -42,9 +64,25 @@ impl BusDevice for Power {
 }
 
 impl Device for Power {
-    /// Empty: the FADT describes the registers.
-    fn aml(&self, _place: &BusRange) -> Vec<u8> {
-        Vec::new()
+    /// The button and its event device. The FADT describes the registers.
+    fn aml(&self, place: &BusRange) -> Vec<u8> {
+        let button = guest_aml(&AmlDevice::new(
+            "PWRB".into(),
+            vec![&Name::new("_HID".into(), &EISAName::new("PNP0C0C"))],
+        ));
+        // Consumer, edge-triggered, active high, exclusive.
+        let interrupt = Interrupt::new(true, true, false, false, place.gsi.unwrap_or_default());
+        let path = Path::new("\\_SB_.PWRB");
+        let events = guest_aml(&AmlDevice::new(
+            "GEDP".into(),
+            vec![
+                &Name::new("_HID".into(), &"ACPI0013"),
+                &Name::new("_UID".into(), &"power"),
+                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&interrupt])),
+                &Method::new("_EVT".into(), 1, true, vec![&Notify::new(&path, &PRESSED)]),
+            ],
+        ));
+        [button, events].concat()
     }
 }
 
@@ -52,7 +90,7 @@ impl Persist for Power {
     type State = NoState;
 
     fn save(&self) -> Result<NoState> {
-        let Self { control: _ } = self;
+        let Self { control: _, button: _ } = self;
         Ok(NoState {})
     }
 

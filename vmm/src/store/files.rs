@@ -5,15 +5,19 @@
 //! ```
 //!
 //! No rename covers two files. If the process or the host ends between them, the state is missing, so no
-//! reader finds a state with another memory.
+//! reader finds a state with another memory. The old files wait beside their places ([`super::aside`]), and
+//! the next writer brings them back before anything else.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use super::aside;
+use super::aside::SetAside;
 use super::reservation::SpaceReservation;
 use crate::error::{Error, Result};
 use crate::partial;
+use crate::partial::random_hex;
 use crate::paths;
 
 /// Two files that are not published yet. Dropping them before [`NewFiles::publish`] removes them.
@@ -36,7 +40,8 @@ pub struct NewFile {
 }
 
 impl NewFiles {
-    /// Creates files that will appear at these paths. Removes leftovers of killed writers of them.
+    /// Creates files that will appear at these paths. Removes leftovers of killed writers of them, and brings
+    /// back files that one of them set aside.
     ///
     /// # Errors
     /// Both paths are the same, or something other than a file is there, or a parent directory is missing or
@@ -46,6 +51,7 @@ impl NewFiles {
         if absolute(state) == absolute(memory) {
             return Err(Error::snapshot(state, "cannot hold the state and the memory; give two paths"));
         }
+        aside::recover(state, memory);
         Ok(Self { state: NewFile::begin(state)?, memory: NewFile::begin(memory)? })
     }
 
@@ -69,25 +75,31 @@ impl NewFiles {
     /// # Errors
     /// The file system refuses, and what was there before is there again.
     pub fn publish(self) -> Result<()> {
-        let mut moves = Moves::default();
-        if let Err(error) = self.move_all(&mut moves) {
-            moves.undo();
+        let mut old = Vec::new();
+        let mut placed = Vec::new();
+        if let Err(error) = self.move_all(&mut old, &mut placed) {
+            placed.into_iter().rev().for_each(NewFile::take_back);
+            old.into_iter().rev().for_each(SetAside::bring_back);
             return Err(error);
         }
-        moves.remove_old();
+        old.into_iter().for_each(SetAside::remove);
         Ok(())
     }
 
-    fn move_all(&self, moves: &mut Moves) -> Result<()> {
+    fn move_all<'a>(&'a self, old: &mut Vec<SetAside>, placed: &mut Vec<&'a NewFile>) -> Result<()> {
         let Self { state, memory } = self;
         for new in [memory, state] {
             new.file.sync_all().map_err(|source| new.failed_to_write(source))?;
         }
+        let id = random_hex()?;
         for new in [state, memory] {
-            new.set_aside_old(moves)?;
+            let failed = |source| Error::file("replace", new.place.display(), source);
+            old.extend(SetAside::of(&new.place, &id).map_err(failed)?);
+            new.sync_parent()?;
         }
         for new in [memory, state] {
-            moves.rename(&new.temporary, &new.place).map_err(|source| new.failed_to_write(source))?;
+            paths::rename(&new.temporary, &new.place, false).map_err(|source| new.failed_to_write(source))?;
+            placed.push(new);
             new.sync_parent()?;
         }
         Ok(())
@@ -105,11 +117,7 @@ impl NewFile {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(source) => return Err(Error::file("look at", place.display(), source)),
         }
-        let parent = match place.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        let name = name.to_string_lossy();
+        let (parent, name) = (aside::parent_of(place), name.to_string_lossy());
         partial::remove_abandoned_files(&parent, &name);
         let (temporary, file) = partial::create_file(&parent, &name, 0o600)
             .map_err(|source| Error::file("create", place.display(), source))?;
@@ -122,6 +130,18 @@ impl NewFile {
         &self.file
     }
 
+    /// The file that it will replace, open for reading, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn old(&self) -> Result<Option<File>> {
+        match paths::open_to_read(&self.place) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(Error::file("open", self.place.display(), source)),
+        }
+    }
+
     /// Makes the error for a file that cannot be written.
     #[must_use]
     pub fn failed_to_write(&self, source: io::Error) -> Error {
@@ -132,16 +152,10 @@ impl NewFile {
         self.place.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    fn set_aside_old(&self, moves: &mut Moves) -> Result<()> {
-        let failed = |source| Error::file("replace", self.place.display(), source);
-        let aside = partial::new_path(&self.parent, &self.name())?;
-        match moves.rename(&self.place, &aside) {
-            Ok(()) => {
-                moves.old.push(aside);
-                self.sync_parent()
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            Err(source) => Err(failed(source)),
+    /// Gives the file its former name.
+    fn take_back(&self) {
+        if let Err(error) = paths::rename(&self.place, &self.temporary, false) {
+            log::error!("cannot take back {}: {error}", self.place.display());
         }
     }
 
@@ -155,40 +169,6 @@ impl Drop for NewFile {
     fn drop(&mut self) {
         // It has another name once it is published.
         let _ = paths::remove_file(&self.temporary);
-    }
-}
-
-/// The renames so far.
-#[derive(Debug, Default)]
-struct Moves {
-    /// Names before and after, in order.
-    done: Vec<(PathBuf, PathBuf)>,
-    /// Names of the files that the new ones replace.
-    old: Vec<PathBuf>,
-}
-
-impl Moves {
-    fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
-        paths::rename(from, to, false)?;
-        self.done.push((from.to_owned(), to.to_owned()));
-        Ok(())
-    }
-
-    /// Gives all files their former names, as far as the file system allows.
-    fn undo(self) {
-        for (from, to) in self.done.into_iter().rev() {
-            if let Err(error) = paths::rename(&to, &from, false) {
-                log::error!("cannot rename {} back to {}: {error}", to.display(), from.display());
-            }
-        }
-    }
-
-    fn remove_old(self) {
-        for old in self.old {
-            if let Err(error) = paths::remove_file(&old) {
-                log::warn!("cannot remove {}, which was replaced: {error}", old.display());
-            }
-        }
     }
 }
 
@@ -251,6 +231,55 @@ mod tests {
         assert_eq!(names(&place), ["memory", "state"]);
         assert_eq!(fs::read_to_string(place.join("state")).unwrap(), "old state");
         assert_eq!(fs::read_to_string(place.join("memory")).unwrap(), "old memory");
+    }
+
+    /// As after a kill: the old files are aside, and maybe the new memory is in its place.
+    #[test]
+    fn interrupted_publication_is_undone_by_the_next_writer() {
+        for with_new_memory in [false, true] {
+            let place = ScratchDir::new();
+            fs::write(place.join("state"), "old state").unwrap();
+            fs::write(place.join("memory"), "old memory").unwrap();
+            let id = random_hex().unwrap();
+            for name in ["state", "memory"] {
+                fs::rename(place.join(name), place.join(format!(".{name}.{id}.replaced"))).unwrap();
+            }
+            if with_new_memory {
+                fs::write(place.join("memory"), "new memory").unwrap();
+            }
+            drop(begun(&place));
+            assert_eq!(names(&place), ["memory", "state"], "{with_new_memory}");
+            assert_eq!(fs::read_to_string(place.join("state")).unwrap(), "old state");
+            assert_eq!(fs::read_to_string(place.join("memory")).unwrap(), "old memory");
+        }
+    }
+
+    #[test]
+    fn files_set_aside_are_removed_once_their_successors_are_complete() {
+        let place = ScratchDir::new();
+        for name in ["state", "memory"] {
+            fs::write(place.join(name), "new").unwrap();
+            let old = place.join(format!(".{name}.{}.replaced", "a".repeat(32)));
+            fs::write(&old, "old").unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+            fs::set_permissions(&old, mode).unwrap();
+        }
+        drop(begun(&place));
+        assert_eq!(names(&place), ["memory", "state"]);
+        assert_eq!(fs::read_to_string(place.join("memory")).unwrap(), "new");
+    }
+
+    #[test]
+    fn files_that_a_living_writer_set_aside_stay() {
+        let place = ScratchDir::new();
+        fs::write(place.join("state"), "old state").unwrap();
+        let held = SetAside::of(&place.join("state"), &"b".repeat(32)).unwrap().unwrap();
+        let other = begun(&place);
+        assert!(names(&place).iter().any(|name| name.ends_with(".replaced")), "{:?}", names(&place));
+        drop(other);
+        held.bring_back();
+        assert_eq!(fs::read_to_string(place.join("state")).unwrap(), "old state");
+        assert_eq!(names(&place), ["state"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Stores of snapshots. A store is a directory; callers use only names in it.
 
+mod aside;
 pub mod dir;
 pub mod files;
 pub mod reservation;

@@ -77,30 +77,49 @@ impl Vm {
         })
     }
 
-    /// Puts another file in the place of a disk's, in a short pause, and tells the guest, which should not
-    /// use the disk meanwhile. Snapshots name the new file.
+    /// Makes a file the one of a disk: its own, whose length is read again, or another one, which takes its
+    /// place in a short pause. The guest is told of a change, and should not use the disk meanwhile. Snapshots
+    /// name the new path.
     ///
     /// # Errors
-    /// There is no such disk, it has a layer, or the file cannot be opened or is another's. The disk is as it
-    /// was.
-    pub fn replace_disk(&self, id: &str, path: &FileRef) -> Result<()> {
+    /// There is no such disk, or its file cannot be examined. Or another file is meant, and the disk has a
+    /// layer, or the file cannot be opened or is another's. The disk is as it was.
+    pub fn change_disk(&self, id: &str, path: &FileRef) -> Result<()> {
         // A capture reads the disks' files.
         let _no_capture = lock(&self.history);
-        let config = self.config().devices.disks.into_iter().find(|disk| disk.id == id);
+        let devices = self.config().devices;
+        let config = devices.disks.into_iter().find(|disk| disk.id == id);
         let config = config.ok_or_else(|| unknown("disks", id))?;
-        let replacement = Replacement::open(&DiskConfig { path: path.clone(), ..config })?;
+        if config.path == *path && config.layer.is_some() || self.has_disk_at(id, path)? {
+            self.resize_disk(id)?;
+            self.set_disk_path(id, path);
+            return Ok(());
+        }
+        let config = DiskConfig { path: path.clone(), ..config };
+        let replacement = Replacement::open(&config, devices.allow_shared)?;
         self.machine.paused_for("replace the file of a disk", |machine| {
             let disk = machine.platform().disks().get(id).ok_or_else(|| unknown("disks", id))?;
-            lock(disk).replace(replacement)?;
-            self.machine.change_config(|devices| {
-                for config in devices.disks.iter_mut().filter(|disk| disk.id == id) {
-                    config.path = path.clone();
-                }
-            });
-            Ok(())
+            lock(disk).replace(replacement)
         })?;
+        self.set_disk_path(id, path);
         self.machine.on_platform(|platform| platform.configuration_changed(&disk_name(id)));
         Ok(())
+    }
+
+    /// Whether the file at `path` is that of a disk, which a file that was renamed to its path is not.
+    fn has_disk_at(&self, id: &str, path: &FileRef) -> Result<bool> {
+        let FileRef::Path(path) = path else { return Ok(false) };
+        let image = self
+            .machine
+            .on_platform(|platform| platform.disks().get(id).map_or(Ok(None), |disk| lock(disk).image()))?;
+        Ok(image.is_some_and(|image| image.is_at(path)))
+    }
+
+    fn set_disk_path(&self, id: &str, path: &FileRef) {
+        self.machine.change_config(|devices| {
+            let disks = devices.disks.iter_mut().filter(|disk| disk.id == id);
+            disks.for_each(|config| config.path = path.clone());
+        });
     }
 
     /// Changes the rate limits of a disk ([`RateLimit::change`]). Snapshots keep them.

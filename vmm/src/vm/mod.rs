@@ -15,6 +15,7 @@ use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig
 use crate::config::sharing;
 use crate::config::{FileRef, IrqchipKind, VmConfig};
 use crate::console::Console;
+use crate::devices::platform::Platform;
 use crate::error::{Error, Invalid, Result};
 use crate::machine::Machine;
 use crate::machine::pool::Pool;
@@ -159,7 +160,7 @@ impl Vm {
     /// As [`Vm::snapshot_with`], into two files. They replace files that are there: VMs that map an old one
     /// keep it. The memory of a diff ([`SnapshotOptions::diff`]) has the pages that changed since the VM's
     /// last snapshot, of whatever form; copied over the memory of that snapshot, they make the memory of this
-    /// one.
+    /// one. If there is a memory file of the right length already, the diff is copied over it at once.
     ///
     /// # Errors
     /// As [`Vm::snapshot_with`]; or a disk has a layer, or the options ask for packed memory.
@@ -172,6 +173,7 @@ impl Vm {
             return Err(Error::config("packing", Invalid::PackedFile));
         }
         options.validate(self.config().memory_bytes())?;
+        take::files::refuse_layers(&self.machine)?;
         self.warn_of_disks_that_go_on();
         let mut history = lock(&self.history);
         let new = NewFiles::begin(&files.state, &files.memory)?;
@@ -264,6 +266,18 @@ impl Vm {
     /// [`Error::NotNow`] if the guest has ended.
     pub fn type_in(&self, bytes: &[u8]) -> Result<()> {
         self.machine.type_in(bytes)
+    }
+
+    /// Presses the guest's power button (ACPI), which asks the guest to end. Nothing happens if it has no
+    /// driver for the button, or does not run.
+    ///
+    /// # Errors
+    /// [`Error::NotNow`] if the guest has ended; or KVM refuses the interrupt.
+    pub fn press_power_button(&self) -> Result<()> {
+        if self.state() == RunState::Ended {
+            return Err(Error::NotNow { act: "press the power button", state: "has ended" });
+        }
+        self.machine.on_platform(Platform::press_power_button)
     }
 
     /// Ends the VM at once. [`Vm::wait_ending`] then returns [`Ending::Stopped`], unless the guest ended

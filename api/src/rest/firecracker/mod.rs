@@ -126,7 +126,8 @@ async fn act(State(api): State<Api>, Body(request): Body<Action>) -> StatusOnly 
     match request.action_type {
         ActionType::InstanceStart => {}
         ActionType::SendCtrlAltDel => {
-            return Err(Fault::refused("SendCtrlAltDel: the VM has no keyboard; PUT /v1/stop ends it"));
+            api.call(|slot| slot.vm("send Ctrl-Alt-Del")?.press_power_button()).await?;
+            return Ok(StatusCode::NO_CONTENT);
         }
         ActionType::FlushMetrics => return Err(Fault::refused("FlushMetrics: volt-vmm keeps no metrics")),
     }
@@ -197,7 +198,13 @@ mod tests {
             "least_saving: needs compress",
         );
         api.refuses("PUT", "/snapshot/load", &packed(r#""record":"soon""#), 400, "write console, vsock, api");
-        api.refuses("PUT", "/actions", r#"{"action_type":"SendCtrlAltDel"}"#, 400, "no keyboard");
+        api.refuses(
+            "PUT",
+            "/actions",
+            r#"{"action_type":"SendCtrlAltDel"}"#,
+            400,
+            "cannot send Ctrl-Alt-Del: the VM has not been started",
+        );
     }
 
     #[test]

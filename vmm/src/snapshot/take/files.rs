@@ -1,7 +1,9 @@
 //! Writes a snapshot of a VM into two files ([`crate::snapshot::format::files`]).
 //!
 //! The memory of a diff has the pages that changed since the VM's last snapshot, of whatever form; everything
-//! else is a hole. A changed page of zeros is written, so a hole means that the page is as it was.
+//! else is a hole. A changed page of zeros is written, so a hole means that the page is as it was. If there is
+//! a memory file of the right length already, the pages go over a copy of it, as Firecracker writes a diff
+//! into the file of the snapshot before it.
 
 use std::io::Write;
 
@@ -12,6 +14,8 @@ use super::writer::encode_state;
 use super::writer::{SnapshotKind, SnapshotOptions};
 use crate::error::{Error, Invalid, Result};
 use crate::machine::shared::SharedMachine;
+use crate::memory::files::sparse;
+use crate::progress::Progress;
 use crate::snapshot::disks::images;
 use crate::snapshot::disks::layers::LayerCopies;
 use crate::snapshot::history::History;
@@ -33,7 +37,6 @@ pub(crate) fn write(
     files: &NewFiles,
     is_recorded: bool,
 ) -> Result<CaptureStats> {
-    refuse_layers(vm)?;
     let bytes = vm.config().memory_bytes();
     let progress = &options.progress;
     progress.begin(2 * bytes);
@@ -44,6 +47,9 @@ pub(crate) fn write(
     let failed = |source| files.memory.failed_to_write(source);
     let file = files.memory.file().try_clone().map_err(failed)?;
     file.set_len(bytes).map_err(failed)?;
+    if changed.is_some() {
+        copy_old(files, bytes, progress)?;
+    }
     let trimmed = options.trim.then(|| BalloonTrim::of(vm, progress)).transpose()?;
     let lazy = history.lazy().cloned();
     let written = if changed.is_some() { MemoryToWrite::Pages } else { MemoryToWrite::Whole };
@@ -68,8 +74,22 @@ pub(crate) fn write(
     Ok(captured.stats)
 }
 
-/// Layers are files of a snapshot's directory.
-fn refuse_layers(vm: &SharedMachine) -> Result<()> {
+/// Copies the memory file that will be replaced, if it can be one of this VM.
+fn copy_old(files: &NewFiles, bytes: u64, progress: &Progress) -> Result<()> {
+    let new = &files.memory;
+    let Some(old) = new.old()? else { return Ok(()) };
+    if old.metadata().map_err(|source| new.failed_to_write(source))?.len() == bytes {
+        let copied = sparse::whole_while(&old, new.file(), |_| progress.check().is_ok());
+        copied.map_err(|source| new.failed_to_write(source))?;
+    }
+    progress.check()
+}
+
+/// Refuses a VM with layers, which are files of a snapshot's directory.
+///
+/// # Errors
+/// Names the disk.
+pub(crate) fn refuse_layers(vm: &SharedMachine) -> Result<()> {
     match vm.config().devices.disks.iter().find(|disk| disk.layer.is_some()) {
         Some(disk) => Err(Error::config("memory", Invalid::LayerBesideFiles { disk: disk.id.clone() })),
         None => Ok(()),

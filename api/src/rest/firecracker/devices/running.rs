@@ -25,12 +25,7 @@ pub(crate) async fn change_drive(
     api.call(move |slot| {
         let vm = slot.vm("change a drive")?;
         if let Some(path) = path_on_host {
-            // The same path asks for the file's new length.
-            let disks = vm.config().devices.disks;
-            match disks.iter().any(|disk| disk.id == drive_id && disk.path != path) {
-                true => vm.replace_disk(&drive_id, &path)?,
-                false => vm.resize_disk(&drive_id)?,
-            }
+            vm.change_disk(&drive_id, &path)?;
         }
         rate_limiter.map_or(Ok(()), |limit| vm.limit_disk(&drive_id, &limit))
     })

@@ -34,9 +34,11 @@ pub(crate) struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Whether JSON is such a file: volt-vmm's own has no key of this name.
+    /// Whether JSON is such a file: volt-vmm's own has no key of these names.
     pub(crate) fn is_recognized_by(keys: &Value) -> bool {
-        keys.get("boot-source").is_some()
+        ["boot-source", "machine-config", "drives", "network-interfaces"]
+            .iter()
+            .any(|key| keys.get(key).is_some())
     }
 
     /// Refuses what volt-vmm lacks.
@@ -118,5 +120,8 @@ mod tests {
             assert!(error.contains(words), "{key}: {error}");
         }
         assert!(!ConfigFile::is_recognized_by(&json!({"boot": {"kernel": "/k"}})));
+        let incomplete = json!({"drives": []});
+        assert!(ConfigFile::is_recognized_by(&incomplete));
+        assert!(draft(&incomplete).unwrap_err().contains("missing field `boot-source`"));
     }
 }

@@ -20,6 +20,19 @@ pub(crate) struct Logger {
     pub(crate) module: Option<String>,
 }
 
+impl Logger {
+    /// The settings of both; `other`'s count where both have one.
+    pub(crate) fn with(self, other: Self) -> Self {
+        Self {
+            log_path: other.log_path.or(self.log_path),
+            level: other.level.or(self.level),
+            show_level: other.show_level.or(self.show_level),
+            show_log_origin: other.show_log_origin.or(self.show_log_origin),
+            module: other.module.or(self.module),
+        }
+    }
+}
+
 /// A level. It is read in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]

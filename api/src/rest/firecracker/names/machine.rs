@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use volt_vmm::{BootConfig, FileRef, IrqchipKind, VmConfig};
 
+use super::null_as_default;
 use crate::rest::error::Fault;
 
 /// `PUT /boot-source`
@@ -96,7 +97,7 @@ impl TryFrom<&MachineChange> for Machine {
 pub(crate) struct MachineChange {
     pub(crate) vcpu_count: Option<u8>,
     pub(crate) mem_size_mib: Option<u64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) smt: bool,
     /// Remembered without effect: every VM supports diffs.
     pub(crate) track_dirty_pages: Option<bool>,

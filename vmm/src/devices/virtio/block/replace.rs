@@ -15,18 +15,20 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Opens the file of `config`, the disk's configuration with its new path, and locks it against others.
+    /// Opens the file of `config`, the disk's configuration with its new path, and locks it against others
+    /// unless they may have it too.
     ///
     /// # Errors
     /// As [`Block::open`]; or the disk has a layer, which belongs to its former file.
-    pub fn open(config: &DiskConfig) -> Result<Self> {
+    pub fn open(config: &DiskConfig, is_shared: bool) -> Result<Self> {
         let DiskConfig { id, path, read_only, layer, .. } = config;
         if layer.is_some() {
             let problem = format!("{id}: has a layer over its file, which therefore cannot be replaced");
             return Err(Error::config("disks", problem));
         }
         let wanted = if *read_only { OpenMode::Read } else { OpenMode::Write };
-        let medium = Medium::Image(HostFile::open_as(id, path, wanted, Claim::Exclusive)?);
+        let claim = if is_shared { Claim::Shared } else { Claim::Exclusive };
+        let medium = Medium::Image(HostFile::open_as(id, path, wanted, claim)?);
         Ok(Self { name: path.to_string(), medium })
     }
 }
