@@ -1,8 +1,8 @@
 //! Writes a snapshot of a VM into two files ([`crate::snapshot::format::files`]).
 //!
 //! The memory of a diff has the pages that changed since the VM's last snapshot, of whatever form; everything
-//! else is a hole. A changed page of zeros is written, so a hole means that the page is as it was. If there is
-//! a memory file of the right length already, the pages go over a copy of it, as Firecracker writes a diff
+//! else is a hole. A changed page of zeros is written, so a hole means that the page is as it was. If there
+//! is a memory file of the right length already, the pages go over a copy of it, as Firecracker writes a diff
 //! into the file of the snapshot before it.
 
 use std::io::Write;
