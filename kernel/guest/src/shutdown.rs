@@ -1,4 +1,4 @@
-//! `poweroff`, `reboot`, `triple-fault` and `panic`: end the machine. So does its power button.
+//! `poweroff`, `reboot`, `triple-fault` and `panic`: end the machine, as its power button does.
 //!
 //! Each first prints its `ok` line and waits until the line has left the serial port. It returns only if the
 //! machine did not end.

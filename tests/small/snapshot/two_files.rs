@@ -130,7 +130,7 @@ fn diffs_copied_over_their_base_equal_a_full_snapshot() {
     goes_on(&mut merged.load(), 8);
 }
 
-/// A fork and a rewind read the dirty log, which clears it. That may cost no diff a page.
+/// A fork and a rewind read the dirty log, which clears it. The next diff has these pages nevertheless.
 #[test]
 fn acts_between_two_snapshots_cost_a_diff_no_page() {
     needs!(kvm);

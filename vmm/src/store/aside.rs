@@ -1,5 +1,5 @@
-//! Files that wait under other names, `.NAME.ID.replaced`, while new ones take their places. A pair of files has
-//! one id of 32 hex digits. A living writer holds locks (flock) on the files.
+//! Files that wait under other names, `.NAME.ID.replaced`, while new ones take their places. A pair of files
+//! has one id of 32 hex digits. A living writer holds locks (flock) on the files.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -97,12 +97,11 @@ pub(super) fn recover(state: &Path, memory: &Path) {
                 true => paths::rename(aside, place, true),
                 false => paths::remove_file(aside),
             };
+            let place = place.display();
             match done {
-                Ok(()) if undoes => log::warn!("brought back {}: its writer was killed", place.display()),
+                Ok(()) if undoes => log::warn!("brought back {place}: its writer was killed"),
                 Ok(()) => log::info!("removed {}, which was replaced", aside.display()),
-                Err(error) => {
-                    log::warn!("cannot end the work of a killed writer of {}: {error}", place.display())
-                }
+                Err(error) => log::warn!("cannot end the work of a killed writer of {place}: {error}"),
             }
         }
     }

@@ -78,8 +78,8 @@ impl Vm {
     }
 
     /// Makes a file the one of a disk: its own, whose length is read again, or another one, which takes its
-    /// place in a short pause. The guest is told of a change, and should not use the disk meanwhile. Snapshots
-    /// name the new path.
+    /// place in a short pause. The guest is told of a change, and should not use the disk meanwhile.
+    /// Snapshots name the new path.
     ///
     /// # Errors
     /// There is no such disk, or its file cannot be examined. Or another file is meant, and the disk has a
