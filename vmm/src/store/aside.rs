@@ -90,7 +90,10 @@ pub(super) fn recover(state: &Path, memory: &Path) {
     for id in ids {
         let asides = [memory, state].map(|place| (place, name_of(place, &id)));
         let Some(_locks) = locked(asides.iter().map(|(_, aside)| aside.as_path())) else { continue };
-        let is_missing = |path: &Path| matches!(paths::metadata_of_link(path), Err(error) if error.kind() == ErrorKind::NotFound);
+        let is_missing = |path: &Path| {
+            let found = paths::metadata_of_link(path);
+            found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        };
         let undoes = is_missing(state);
         for (place, aside) in asides.iter().filter(|(_, aside)| !is_missing(aside)) {
             let done = match undoes {
