@@ -50,7 +50,7 @@ pub fn open() -> Result<Kvm> {
 static KEPT: OnceLock<std::result::Result<File, i32>> = OnceLock::new();
 
 /// Opens `/dev/kvm`, and uses that descriptor, or tells that error, from now on.
-#[cfg(feature = "internal")]
+#[cfg(any(feature = "internal", test))]
 pub fn keep_device() {
     let _ = KEPT.set(open_device().map_err(number_of));
 }
