@@ -83,7 +83,8 @@ void tell_generation(void)
     }
     volatile u64 *id = (u64 *)(u64)number_at(after("ADDR"), DWORD_PREFIX, 0);
     struct vm_clock *clock = (struct vm_clock *)(u64)number_at(after("AMZNC10C"), FIXED_MEMORY, 3);
-    u32 pin = number_at(after("ACPI0013"), INTERRUPT, 4);
+    /* The power button has an event device, too, of another name. */
+    u32 pin = number_at(after("GED_"), INTERRUPT, 4);
     handle(VECTOR_GENERATION, on_generation);
     enable_interrupts(0);
     redirect(pin, VECTOR_GENERATION, 0);
