@@ -10,10 +10,11 @@ use volt_vmm::snapshot;
 use super::config_file::ConfigFile;
 use super::confine::ConfineArgs;
 use super::empty::Empty;
-use super::run::{boot, start_log};
+use super::run::boot;
 use super::{Outcome, prewarm};
 use crate::failure::Failure;
 use crate::process::exit::Status;
+use crate::process::log;
 use crate::process::vm_slot::DEFAULT_ID;
 use crate::rest::{API_VERSION, ApiOptions, LogLevel, Logger};
 
@@ -38,6 +39,11 @@ const ITS_OWN: [&str; 18] = [
     "--start-time-cpu-us",
     "--start-time-us",
 ];
+
+const NO_PCI: &str = "volt-vmm has no PCI; its devices are on MMIO";
+const NO_BOOT_TIMER: &str = "volt-vmm has no boot timer; leave it out";
+const NO_METRICS: &str = "volt-vmm writes no metrics in Firecracker's form; leave it out";
+const NO_MMDS: &str = "volt-vmm has no metadata service; leave it out";
 
 /// Start with the options of Firecracker: wait for a client of its API, or boot the VM of its configuration
 /// file. A guest's reboot ends with status 0
@@ -109,23 +115,23 @@ pub(crate) struct Firecracker {
     show_log_origin: bool,
 
     /// Not supported
-    #[arg(long, value_parser = no_pci, num_args = 0..=1, value_name = "", default_missing_value = "")]
+    #[arg(long, value_parser = refuse(NO_PCI), num_args = 0..=1, value_name = "", default_missing_value = "")]
     enable_pci: Option<String>,
 
     /// Not supported
-    #[arg(long, value_parser = no_boot_timer, num_args = 0..=1, value_name = "", default_missing_value = "")]
+    #[arg(long, value_parser = refuse(NO_BOOT_TIMER), num_args = 0..=1, value_name = "", default_missing_value = "")]
     boot_timer: Option<String>,
 
     /// Not supported
-    #[arg(long, value_parser = no_metrics, value_name = "PATH")]
+    #[arg(long, value_parser = refuse(NO_METRICS), value_name = "PATH")]
     metrics_path: Option<String>,
 
     /// Not supported
-    #[arg(long, value_parser = no_mmds, value_name = "PATH")]
+    #[arg(long, value_parser = refuse(NO_MMDS), value_name = "PATH")]
     metadata: Option<String>,
 
     /// Not supported
-    #[arg(long, value_parser = no_mmds, value_name = "BYTES")]
+    #[arg(long, value_parser = refuse(NO_MMDS), value_name = "BYTES")]
     mmds_size_limit: Option<String>,
 
     /// Create an empty VM of this shape ahead of /snapshot/load, as for volt-vmm
@@ -203,7 +209,7 @@ impl Firecracker {
             ApiOptions { longest_body: self.http_api_max_payload_size, ..ApiOptions::default() };
         let api_socket = (!self.no_api).then_some(self.api_sock);
         let Some(path) = self.config_file else {
-            start_log(&self.id, logger.as_ref())?;
+            logger.clone().map_or(Ok(()), |logger| log::change(&self.id, logger.into()))?;
             let (Some(api_socket), id) = (api_socket, Some(self.id)) else {
                 unreachable!("clap requires a configuration file with --no-api")
             };
@@ -227,20 +233,9 @@ impl Firecracker {
     }
 }
 
-fn no_pci(_: &str) -> Result<String, String> {
-    Err("volt-vmm has no PCI; its devices are on MMIO".to_owned())
-}
-
-fn no_boot_timer(_: &str) -> Result<String, String> {
-    Err("volt-vmm has no boot timer; leave it out".to_owned())
-}
-
-fn no_metrics(_: &str) -> Result<String, String> {
-    Err("volt-vmm writes no metrics in Firecracker's form; leave it out".to_owned())
-}
-
-fn no_mmds(_: &str) -> Result<String, String> {
-    Err("volt-vmm has no metadata service; leave it out".to_owned())
+/// Refuses an option of Firecracker.
+fn refuse(why: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone {
+    move |_| Err(why.to_owned())
 }
 
 #[cfg(test)]

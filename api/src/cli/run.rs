@@ -14,7 +14,7 @@ use crate::output::progress;
 use crate::process::log;
 use crate::process::vm_slot::{DEFAULT_ID, Slot};
 use crate::process::{bounds, confinement, start};
-use crate::rest::{ApiOptions, Draft, Logger};
+use crate::rest::{ApiOptions, Draft};
 use crate::session::Session;
 
 /// Boot a Linux kernel; its console is this terminal
@@ -125,17 +125,6 @@ fn on_off(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Directs the log of the VM `id` as `logger` says.
-///
-/// # Errors
-/// The file cannot be opened.
-pub(super) fn start_log(id: &str, logger: Option<&Logger>) -> Result<(), Failure> {
-    let Some(logger) = logger else { return Ok(()) };
-    let path = logger.log_path.clone().unwrap_or_default();
-    let act = || format!("open log {}", path.display());
-    log::change(id, logger.clone().into()).map_err(|source| Failure::system(act(), source))
-}
-
 /// Boots a VM with this configuration and runs it to its end, with the name `id`, or the default one.
 pub(super) fn boot(
     config: VmConfig,
@@ -145,7 +134,9 @@ pub(super) fn boot(
     id: Option<String>,
     options: ApiOptions,
 ) -> Outcome {
-    start_log(id.as_deref().unwrap_or(DEFAULT_ID), options.draft.logger.as_ref())?;
+    if let Some(logger) = options.draft.logger.clone() {
+        log::change(id.as_deref().unwrap_or(DEFAULT_ID), logger.into())?;
+    }
     let mut choice = confine.choice(|| bounds::of(allowed, Some(&config.devices), None));
     api_socket.into_iter().for_each(|socket| choice.add_socket(socket));
     confinement::apply(choice, Some(VmShape::of(&config)))?;

@@ -16,6 +16,7 @@ use std::time::SystemTime;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use rustix::fs::OFlags;
+use volt_vmm::Error;
 use volt_vmm::internal::paths;
 
 /// See the module.
@@ -70,7 +71,7 @@ pub(crate) fn start() {
 ///
 /// # Errors
 /// The file cannot be opened. Then nothing changes.
-pub(crate) fn change(id: &str, change: LogChange) -> io::Result<()> {
+pub(crate) fn change(id: &str, change: LogChange) -> volt_vmm::Result<()> {
     let LogChange { path, level, shows_level, shows_origin, module } = change;
     let file = path.as_deref().map(open).transpose()?;
     let mut settings = LOG.settings.write().unwrap_or_else(PoisonError::into_inner);
@@ -87,10 +88,11 @@ pub(crate) fn change(id: &str, change: LogChange) -> io::Result<()> {
 }
 
 /// Opens a file or FIFO. Neither this nor a write waits for a FIFO's reader.
-fn open(path: &Path) -> io::Result<File> {
+fn open(path: &Path) -> volt_vmm::Result<File> {
     // A FIFO that is opened for reading too needs no reader.
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOCTTY;
-    paths::open(path, flags, 0o600)
+    let failed = |source| Error::File { act: "open log", name: path.display().to_string(), source };
+    paths::open(path, flags, 0o600).map_err(failed)
 }
 
 impl Settings {

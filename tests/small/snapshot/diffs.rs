@@ -9,14 +9,15 @@ use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, numbers, withou
 
 use crate::snapshot::packed::flip_file;
 
-fn counting(mib: u64) -> Guest {
+/// Starts a guest that counts as it checks `mib` of memory.
+pub fn counting(mib: u64) -> Guest {
     let mut guest = Boot::small(&format!("count mib={mib}")).start();
     guest.wait_for("count");
     guest
 }
 
 /// Waits until the guest has checked `mib` of memory twice.
-fn goes_on(guest: &mut Guest, mib: u64) {
+pub fn goes_on(guest: &mut Guest, mib: u64) {
     // The output may begin before the last snapshot.
     let said = numbers(&guest.output(), "count").pop();
     let first = said.unwrap_or_else(|| guest.next_number("count"));

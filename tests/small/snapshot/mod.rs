@@ -1,7 +1,7 @@
 //! Snapshots, diffs, clones, forks and rewinds: guests continue, and files stay complete.
 
 pub mod benching;
-mod diffs;
+pub mod diffs;
 mod forking;
 mod leaks;
 mod leftovers;

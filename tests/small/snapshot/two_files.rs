@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::SeekFrom;
 use serde_json::json;
-use volt_tests::{Boot, Child, Guest, Scratch, needs, numbers, without_generation};
+use volt_tests::{Boot, Child, Guest, Scratch, needs, without_generation};
+
+use crate::snapshot::diffs::{counting, goes_on};
 
 const MIB: u64 = 1 << 20;
 
@@ -56,20 +58,6 @@ impl Pair {
     fn bytes(&self) -> Vec<u8> {
         without_generation(fs::read(&self.memory).unwrap())
     }
-}
-
-fn counting(mib: u64) -> Guest {
-    let mut guest = Boot::small(&format!("count mib={mib}")).start();
-    guest.wait_for("count");
-    guest
-}
-
-/// Waits until the guest has checked `mib` of memory twice.
-fn goes_on(guest: &mut Guest, mib: u64) {
-    let said = numbers(&guest.output(), "count").pop();
-    let first = said.unwrap_or_else(|| guest.next_number("count"));
-    while guest.next_number("count") < first + 2 * mib * 4 {}
-    assert!(!guest.output().contains("WRONG"), "{}", guest.output());
 }
 
 /// Copies the data of a diff over the memory of its base, as Firecracker's snapshot-editor does. Returns the

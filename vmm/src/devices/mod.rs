@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use crate::persist::PersistBlob;
 
 pub mod bus;
+mod event_device;
 mod generation;
 pub mod i8042;
 pub(crate) mod idle_watcher;

@@ -8,13 +8,12 @@
 
 use std::sync::Arc;
 
-use volt_kernel::acpi_tables::aml::{
-    Device as AmlDevice, EISAName, Interrupt, Method, Name, Notify, Path, ResourceTemplate,
-};
+use volt_kernel::acpi_tables::aml;
 use volt_kernel::guest_aml;
 use volt_kernel::power::is_power_off;
 
 use super::bus::BusDevice;
+use super::event_device;
 use super::lines::InterruptLine;
 use super::{BusRange, Device};
 use crate::error::Result;
@@ -25,9 +24,6 @@ use crate::run_control::{Control, Ending};
 pub const CONTROL_OFFSET: u64 = 0;
 /// Offset of the sleep status register.
 pub const STATUS_OFFSET: u64 = 1;
-
-/// The notification of a pressed button (ACPI 6.5, section 5.6.6).
-const PRESSED: u8 = 0x80;
 
 /// The two registers, and the button.
 #[derive(Debug)]
@@ -66,22 +62,11 @@ impl BusDevice for Power {
 impl Device for Power {
     /// The button and its event device. The FADT describes the registers.
     fn aml(&self, place: &BusRange) -> Vec<u8> {
-        let button = guest_aml(&AmlDevice::new(
+        let button = guest_aml(&aml::Device::new(
             "PWRB".into(),
-            vec![&Name::new("_HID".into(), &EISAName::new("PNP0C0C"))],
+            vec![&aml::Name::new("_HID".into(), &aml::EISAName::new("PNP0C0C"))],
         ));
-        // Consumer, edge-triggered, active high, exclusive.
-        let interrupt = Interrupt::new(true, true, false, false, place.gsi.unwrap_or_default());
-        let path = Path::new("\\_SB_.PWRB");
-        let events = guest_aml(&AmlDevice::new(
-            "GEDP".into(),
-            vec![
-                &Name::new("_HID".into(), &"ACPI0013"),
-                &Name::new("_UID".into(), &"power"),
-                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&interrupt])),
-                &Method::new("_EVT".into(), 1, true, vec![&Notify::new(&path, &PRESSED)]),
-            ],
-        ));
+        let events = event_device::encode("GEDP", place.gsi.unwrap_or_default(), &["\\_SB_.PWRB"]);
         [button, events].concat()
     }
 }

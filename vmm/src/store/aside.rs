@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
+use super::parent_of;
 use crate::partial::{Lock, lock};
 use crate::paths;
 
@@ -52,14 +53,6 @@ impl SetAside {
         if let Err(error) = paths::remove_file(&self.aside) {
             log::warn!("cannot remove {}, which was replaced: {error}", self.aside.display());
         }
-    }
-}
-
-/// The directory of a file.
-pub(super) fn parent_of(place: &Path) -> PathBuf {
-    match place.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
+use super::parent_of;
 use super::reservation::SpaceReservation;
 use crate::error::{Error, Result};
 use crate::partial;
@@ -34,10 +35,7 @@ impl NewDir {
         if paths::metadata_of_link(place).is_ok() {
             return Err(exists(place));
         }
-        let parent = match place.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => PathBuf::from("."),
-        };
+        let parent = parent_of(place);
         let name = place.file_name().unwrap_or_default().to_string_lossy();
         partial::remove_abandoned_dirs(&parent);
         let (temporary, lock) = partial::create_dir(&parent, &name)

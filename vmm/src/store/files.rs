@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use super::aside;
 use super::aside::SetAside;
+use super::parent_of;
 use super::reservation::SpaceReservation;
 use crate::error::{Error, Result};
 use crate::partial;
@@ -117,7 +118,7 @@ impl NewFile {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(source) => return Err(Error::file("look at", place.display(), source)),
         }
-        let (parent, name) = (aside::parent_of(place), name.to_string_lossy());
+        let (parent, name) = (parent_of(place), name.to_string_lossy());
         partial::remove_abandoned_files(&parent, &name);
         let (temporary, file) = partial::create_file(&parent, &name, 0o600)
             .map_err(|source| Error::file("create", place.display(), source))?;
@@ -130,15 +131,16 @@ impl NewFile {
         &self.file
     }
 
-    /// The file that it will replace, open for reading, if there is one.
+    /// The file that it will replace, open for reading, and its length, if there is one.
     ///
     /// # Errors
     /// It cannot be opened.
-    pub fn old(&self) -> Result<Option<File>> {
+    pub fn old(&self) -> Result<Option<(File, u64)>> {
+        let failed = |source| Error::file("open", self.place.display(), source);
         match paths::open_to_read(&self.place) {
-            Ok(file) => Ok(Some(file)),
+            Ok(file) => file.metadata().map(|found| Some((file, found.len()))).map_err(failed),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(Error::file("open", self.place.display(), source)),
+            Err(source) => Err(failed(source)),
         }
     }
 

@@ -10,6 +10,14 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
+/// The directory of a file: the current one for a name alone.
+fn parent_of(place: &Path) -> PathBuf {
+    match place.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
 /// A place with named snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
@@ -49,11 +57,7 @@ impl Store {
         let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| {
             Error::config("snapshot_path", format!("{}: does not name a snapshot directory", path.display()))
         })?;
-        let parent = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        Ok((Self { root: parent.to_owned() }, name.to_owned()))
+        Ok((Self { root: parent_of(path) }, name.to_owned()))
     }
 
     /// The directory of the snapshot `name`.

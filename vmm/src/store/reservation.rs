@@ -7,7 +7,6 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate, fstatfs, fstatvfs, ftruncate};
@@ -40,23 +39,8 @@ impl SpaceReservation {
     /// # Errors
     /// ENOSPC or EDQUOT: the file system has fewer, or this user may have fewer.
     pub(super) fn new(snapshot: &Path, file: File, bytes: u64) -> Result<Self> {
-        let failed = |source| failed(snapshot, bytes, source);
-        let is_tmpfs = fstatfs(&file).map_err(|errno| failed(errno.into()))?.f_type as u64 == TMPFS_MAGIC;
-        let allocated = match bytes {
-            0 => Ok(()),
-            _ if is_tmpfs => Err(Errno::OPNOTSUPP),
-            _ => retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)),
-        };
-        let holds = match allocated {
-            Ok(()) => !is_tmpfs,
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                check_free(&file, bytes).map_err(|errno| failed(errno.into()))?;
-                false
-            }
-            Err(errno) => return Err(failed(errno.into())),
-        };
-        let left = if holds { bytes } else { 0 };
-        let (snapshot, left) = (snapshot.to_owned(), Cell::new(left));
+        let holds = allocate(&file, 0, bytes).map_err(|errno| failed(snapshot, bytes, errno))?;
+        let (snapshot, left) = (snapshot.to_owned(), Cell::new(if holds { bytes } else { 0 }));
         Ok(Self { snapshot, file, holds, left, released: Cell::new(0) })
     }
 
@@ -65,16 +49,14 @@ impl SpaceReservation {
     /// # Errors
     /// As [`SpaceReservation::new`].
     pub fn grow(&self, bytes: u64) -> Result<()> {
-        let failed = |errno: Errno| failed(&self.snapshot, bytes, errno.into());
-        if !self.holds {
-            return check_free(&self.file, bytes).map_err(failed);
-        }
         let left = self.left.get();
-        match retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), left, bytes)) {
-            Ok(()) => self.left.set(left + bytes),
-            // A reservation of 0 bytes does not show whether the file system has `fallocate`.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&self.file, bytes).map_err(failed)?,
-            Err(errno) => return Err(failed(errno)),
+        // A reservation of 0 bytes does not show whether the file system has `fallocate`.
+        let allocated = match self.holds {
+            true => allocate(&self.file, left, bytes),
+            false => check_free(&self.file, bytes).map(|()| false),
+        };
+        if allocated.map_err(|errno| failed(&self.snapshot, bytes, errno))? {
+            self.left.set(left + bytes);
         }
         Ok(())
     }
@@ -93,7 +75,22 @@ impl SpaceReservation {
     }
 }
 
-fn failed(snapshot: &Path, bytes: u64, source: io::Error) -> Error {
+/// Allocates `bytes` from an offset on. Returns false if the file system holds no blocks, and has the space.
+fn allocate(file: &File, at: u64, bytes: u64) -> rustix::io::Result<bool> {
+    if fstatfs(file)?.f_type as u64 == TMPFS_MAGIC {
+        return check_free(file, bytes).map(|()| false);
+    }
+    if bytes == 0 {
+        return Ok(true);
+    }
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), at, bytes)) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(file, bytes).map(|()| false),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn failed(snapshot: &Path, bytes: u64, source: Errno) -> Error {
     let mib = bytes.div_ceil(1 << 20);
     Error::host(format!("reserve {mib} MiB for snapshot {}", snapshot.display()), source)
 }

@@ -37,9 +37,9 @@ impl Vm {
     }
 
     /// Starts a run of free page hinting: the guest returns all its free pages once. It may reuse them when
-    /// the run ends, or with `keeps_pages`, after [`Vm::stop_hinting`]. Data written to a page
-    /// that the guest takes back at the last moment may be lost; Linux does so only when memory is very
-    /// short. Free page reporting has no such window.
+    /// the run ends, or with `keeps_pages`, after [`Vm::stop_hinting`]. Data written to a page that the guest
+    /// takes back at the last moment may be lost; Linux does so only when memory is very short. Free page
+    /// reporting has no such window.
     ///
     /// # Errors
     /// [`Error::Config`]: the VM has no balloon, or one without hinting.

@@ -59,7 +59,7 @@ const _: () = {
 #[derive(Debug)]
 pub struct Vm {
     /// Held during a capture or rewind, one at a time. Locked before the machine.
-    pub(crate) history: Mutex<History>,
+    history: Mutex<History>,
     pub(crate) machine: SharedMachine,
     /// The state of reading ahead.
     pub(crate) ahead: Mutex<PrefetchState>,

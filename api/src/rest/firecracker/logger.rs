@@ -37,12 +37,7 @@ async fn set_logger(State(api): State<Api>, Body(logger): Body<Logger>) -> Statu
         if slot.peek().is_some() {
             return Err(Error::NotNow { act: "configure the logger", state: "was started already" });
         }
-        let path = logger.log_path.clone().unwrap_or_default();
-        process_log::change(slot.id(), logger.into()).map_err(|source| Error::File {
-            act: "open log",
-            name: path.display().to_string(),
-            source,
-        })
+        process_log::change(slot.id(), logger.into())
     })
     .await?;
     api.change_draft("configure the logger", |draft| {

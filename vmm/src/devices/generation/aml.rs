@@ -1,16 +1,12 @@
-//! AML of the generation device. Hardware-reduced ACPI has no general-purpose events, so a Generic Event
-//! Device (ACPI 6.5 section 5.6.9) turns the interrupt into notifications.
+//! AML of the generation device: its two pages, and the event device that notifies their drivers.
 
-use acpi_tables::aml::{
-    Device, Interrupt, Memory32Fixed, Method, Name, Notify, Package, Path, ResourceTemplate,
-};
+use acpi_tables::aml::{Device, Memory32Fixed, Name, Package, ResourceTemplate};
 use volt_kernel::guest_aml;
 use volt_kernel::layout::{GENERATION_ID, VM_CLOCK};
 
+use crate::devices::event_device;
 use crate::memory::PAGE;
 
-/// The notification that both drivers expect: the status has changed.
-const STATUS_CHANGED: u8 = 0x80;
 /// Compatible id and description by which Windows and Linux find VMGENID (Microsoft, "Virtual Machine
 /// Generation ID"). ACPICA compares it in upper case.
 const GENERATION_COUNTER: &str = "VM_Gen_Counter";
@@ -18,7 +14,7 @@ const CLOCK: &str = "VMCLOCK";
 
 /// Encodes the three devices for `\_SB`. The event device interrupts on `gsi`.
 pub(super) fn encode(gsi: u32) -> Vec<u8> {
-    [generation_id(), clock(), events(gsi)].concat()
+    [generation_id(), clock(), event_device::encode("GED_", gsi, &["\\_SB_.VGEN", "\\_SB_.VCLK"])].concat()
 }
 
 fn generation_id() -> Vec<u8> {
@@ -43,26 +39,6 @@ fn clock() -> Vec<u8> {
             &Name::new("_CID".into(), &CLOCK),
             &Name::new("_DDN".into(), &CLOCK),
             &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&page])),
-        ],
-    ))
-}
-
-fn events(gsi: u32) -> Vec<u8> {
-    let [id, clock] = ["\\_SB_.VGEN", "\\_SB_.VCLK"].map(Path::new);
-    // Consumer, edge-triggered, active high, exclusive.
-    let interrupt = Interrupt::new(true, true, false, false, gsi);
-    guest_aml(&Device::new(
-        "GED_".into(),
-        vec![
-            &Name::new("_HID".into(), &"ACPI0013"),
-            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&interrupt])),
-            // The argument is the interrupt, and there is only one.
-            &Method::new(
-                "_EVT".into(),
-                1,
-                true,
-                vec![&Notify::new(&id, &STATUS_CHANGED), &Notify::new(&clock, &STATUS_CHANGED)],
-            ),
         ],
     ))
 }

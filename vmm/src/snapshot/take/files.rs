@@ -77,8 +77,8 @@ pub(crate) fn write(
 /// Copies the memory file that will be replaced, if it can be one of this VM.
 fn copy_old(files: &NewFiles, bytes: u64, progress: &Progress) -> Result<()> {
     let new = &files.memory;
-    let Some(old) = new.old()? else { return Ok(()) };
-    if old.metadata().map_err(|source| new.failed_to_write(source))?.len() == bytes {
+    let Some((old, len)) = new.old()? else { return Ok(()) };
+    if len == bytes {
         let copied = sparse::whole_while(&old, new.file(), |_| progress.check().is_ok());
         copied.map_err(|source| new.failed_to_write(source))?;
     }

@@ -8,6 +8,8 @@
 //!     │  └───── stop(): DONE ───────┴────────────────────────┤
 //!     └────────────── driver sends STOP: DONE, interrupt ────┘
 //! ```
+//!
+//! With [`Hinting::keeps_pages`], STOP of the driver changes nothing, and only the host ends the request.
 
 use serde::{Deserialize, Serialize};
 
