@@ -115,11 +115,23 @@ pub(crate) struct Firecracker {
     show_log_origin: bool,
 
     /// Not supported
-    #[arg(long, value_parser = refuse(NO_PCI), num_args = 0..=1, value_name = "", default_missing_value = "")]
+    #[arg(
+        long,
+        value_parser = refuse(NO_PCI),
+        num_args = 0..=1,
+        value_name = "",
+        default_missing_value = "",
+    )]
     enable_pci: Option<String>,
 
     /// Not supported
-    #[arg(long, value_parser = refuse(NO_BOOT_TIMER), num_args = 0..=1, value_name = "", default_missing_value = "")]
+    #[arg(
+        long,
+        value_parser = refuse(NO_BOOT_TIMER),
+        num_args = 0..=1,
+        value_name = "",
+        default_missing_value = "",
+    )]
     boot_timer: Option<String>,
 
     /// Not supported

@@ -255,8 +255,8 @@ pub(crate) fn uname() -> String {
 
 /// Calls `handler` when the signal arrives. It may only do what signal-safety(7) allows.
 pub(crate) fn at_signal(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Result<()> {
-    // SAFETY: zeros are a valid sigaction (no flags, empty mask). The handler has the signature that an action
-    // without SA_SIGINFO asks for, and lives as long as the program.
+    // SAFETY: zeros are a valid sigaction (no flags, empty mask). The handler has the signature that an
+    // action without SA_SIGINFO asks for, and lives as long as the program.
     let done = unsafe {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = handler as *const () as libc::sighandler_t;

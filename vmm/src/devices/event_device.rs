@@ -1,5 +1,5 @@
-//! AML of a Generic Event Device (ACPI 6.5 section 5.6.9): hardware-reduced ACPI has no general-purpose events,
-//! so this device turns an interrupt into notifications.
+//! AML of a Generic Event Device (ACPI 6.5 section 5.6.9): hardware-reduced ACPI has no general-purpose
+//! events, so this device turns an interrupt into notifications.
 
 use volt_kernel::acpi_tables::aml::{Device, Interrupt, Method, Name, Notify, Path, ResourceTemplate};
 use volt_kernel::guest_aml;
