@@ -319,12 +319,15 @@ static WORKER: &[Rule] = &[
             &[is(1, TIOCGWINSZ as u32)],
             // Taps, disks, and copies of files.
             &[is(1, TUNSETIFF as u32)],
+            &[is(1, TUNGETIFF as u32)],
             &[is(1, TUNSETVNETHDRSZ as u32)],
             &[is(1, request(1, 0x94, 9, 4))], // FICLONE
             // Memory that is filled on touch.
             &[is(1, request(0, UFFD, 0, 0))],     // USERFAULTFD_IOC_NEW
             &[is(1, request(3, UFFD, 0x3f, 24))], // UFFDIO_API
             &[is(1, request(3, UFFD, 0, 32))],    // UFFDIO_REGISTER
+            // Whether a memory handler has read what was sent to it: SIOCOUTQ.
+            &[is(1, TIOCOUTQ as u32)],
         ],
     ),
     // Which memory of a guest that crashed can be read, and the name of its file.

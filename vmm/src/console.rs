@@ -10,6 +10,8 @@ pub struct Console {
     sink: Sink,
     /// Output that the sink has not taken yet.
     pending: Vec<u8>,
+    /// Says whether so many bytes may be written now; without one, all may.
+    admits: Option<Box<dyn FnMut(u64) -> bool + Send>>,
     /// The act for the end of the guest's next line.
     at_line: AtLine,
 }
@@ -79,7 +81,12 @@ impl Console {
     }
 
     fn new(sink: Sink) -> Self {
-        Self { sink, pending: Vec::new(), at_line: AtLine::default() }
+        Self { sink, pending: Vec::new(), admits: None, at_line: AtLine::default() }
+    }
+
+    /// Drops output for which `admits` returns false. It gets a number of bytes.
+    pub(crate) fn admitting(self, admits: impl FnMut(u64) -> bool + Send + 'static) -> Self {
+        Self { admits: Some(Box::new(admits)), ..self }
     }
 
     /// The slot for an act at the end of a line.
@@ -88,10 +95,13 @@ impl Console {
     }
 
     /// Writes output. While the sink stalls, this waits until `give_way` interrupts it; the rest then goes
-    /// out before the next output. Output for a sink that failed for good is lost, so that the guest does not
-    /// suffer for it.
+    /// out before the next output. Output over the limit or for a sink that failed for good is lost, so that
+    /// the guest does not suffer for it.
     pub(crate) fn write(&mut self, bytes: &[u8], give_way: impl Fn() -> bool) {
         self.at_line.written(bytes);
+        if self.admits.as_mut().is_some_and(|admits| !bytes.is_empty() && !admits(bytes.len() as u64)) {
+            return;
+        }
         self.pending.extend_from_slice(bytes);
         let sent = match &mut self.sink {
             Sink::Nowhere => self.pending.len(),

@@ -129,6 +129,14 @@ pub enum Error {
         /// The measured times.
         problem: String,
     },
+    /// The metadata is larger than its store allows. The store is as it was.
+    #[error("metadata of {bytes} bytes exceeds the limit of {limit} bytes; store less, or raise the limit")]
+    MetadataTooLarge {
+        /// Bytes of the content as JSON.
+        bytes: usize,
+        /// The most bytes.
+        limit: usize,
+    },
     /// The act was cancelled ([`crate::Progress::cancel`]). Nothing is left of what it made.
     #[error("cancelled")]
     Cancelled,

@@ -21,6 +21,7 @@ pub mod isolation {
 
 /// System calls with paths, and other programs, for confined threads too.
 pub mod paths {
+    pub use crate::paths::opener::wake as wake_opener;
     pub use crate::paths::process::Process;
     pub use crate::paths::program::{DESCRIPTOR, OWN_PROGRAM, Program, Stream};
     pub use crate::paths::{absolute, listen, metadata_of_link, open, remove_file};

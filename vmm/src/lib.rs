@@ -33,9 +33,12 @@
 
 pub mod config;
 mod console;
+mod counters;
+pub mod cpu;
 mod devices;
 pub mod doctor;
 mod error;
+mod events;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod holders;
@@ -45,6 +48,7 @@ pub mod internal;
 mod kvm;
 mod machine;
 mod memory;
+mod metadata;
 mod packets;
 mod pager;
 mod partial;
@@ -54,7 +58,10 @@ mod progress;
 #[cfg(any(feature = "internal", test))]
 mod replay;
 mod run_control;
+mod run_state;
 pub mod sandbox;
+#[cfg(feature = "openapi")]
+mod schemas;
 pub mod snapshot;
 mod sockets;
 mod store;
@@ -65,12 +72,23 @@ mod threads;
 mod timing;
 mod vm;
 
-pub use config::{BootConfig, ClockMode, FileRef, IrqchipKind, VmConfig, parse_memory_mib, parse_size};
+pub use config::{
+    BootConfig, ClockMode, CpuTemplate, FileRef, HugePages, IrqchipKind, VmConfig, parse_memory_mib,
+    parse_size,
+};
 pub use console::Console;
+pub use counters::device::{DeviceMetrics, OperationMetrics, QueueMetrics};
+pub use counters::exits::{ExitReason, Exits};
+pub use counters::faults::{FaultKind, FaultMetrics, FaultsOfKind};
+pub use counters::histogram::Durations;
+pub use counters::metadata::MetadataMetrics;
+pub use counters::snapshots::{SnapshotAct, SnapshotMetrics};
+pub use devices::i8042::I8042Accesses;
 pub use devices::virtio::balloon::{Hinting, Statistics as BalloonStatistics};
 pub use devices::virtio::block::rings::prepare_io_urings;
 pub use error::cure::{self, Cure};
 pub use error::{Error, Invalid, Result, problem, report};
+pub use events::VmEvent;
 pub use kvm::host::HostIdentity;
 pub use machine::balloon::BalloonStatus;
 pub use machine::pool::Pool;
@@ -78,6 +96,8 @@ pub use machine::shell::VmShape;
 pub use memory::files::lease::truncated_memory;
 pub use memory::lazy::faults::unreadable_memory;
 pub use memory::lazy::prefetch::Reading;
+pub use metadata::MetadataStore;
+pub use pager::handler::MemoryHandler;
 pub use pager::options::PagerOptions;
 pub use progress::Progress;
 pub use run_control::{Ending, RunState};
@@ -88,8 +108,10 @@ pub use snapshot::{
     WorkingSetHits,
 };
 pub use store::Store;
+pub use timing::RestorePhases;
 pub use vm::lent::LentVm;
 pub use vm::memory_usage::{Chunks, MemoryUsage};
+pub use vm::metrics::{Metrics, SerialMetrics};
 pub use vm::provisional::ProvisionalVm;
 pub use vm::{Vm, VmBuilder};
 /// The source of [`Error::Payload`]: a kernel, initrd or command line that cannot be loaded.

@@ -43,8 +43,8 @@ impl Progress {
         self.0.is_cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Begins an act that works through `total` bytes.
-    pub(crate) fn begin(&self, total: u64) {
+    /// Begins an act that works through `total` bytes. The library's acts do this themselves.
+    pub fn begin(&self, total: u64) {
         self.0.done.store(0, Ordering::Relaxed);
         self.0.total.store(total, Ordering::Relaxed);
     }

@@ -17,31 +17,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::events::Events;
+pub use crate::run_state::{Ending, RunState};
 use crate::sync::{lock, wait_while};
-
-/// How a guest ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// The guest powered itself off.
-    Poweroff,
-    /// The guest asked for a reset. The VM ends; its owner may boot another.
-    Reboot,
-    /// The guest's CPU shut down: a fault in the handler of a double fault.
-    TripleFault,
-    /// [`crate::Vm::stop`] ended the guest.
-    Stopped,
-}
-
-/// State of a VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunState {
-    /// The vCPUs run.
-    Running,
-    /// The vCPUs are parked, and can resume.
-    Paused,
-    /// The guest has ended.
-    Ended,
-}
 
 /// The event after which a thread stops running its vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +61,8 @@ impl Command {
 pub struct Control {
     /// Whether running vCPUs must leave the guest: `command != Run`, readable without the lock.
     must_exit: AtomicBool,
+    /// Those who follow the VM.
+    events: Arc<Events>,
     state: Mutex<ControlState>,
     changed: Condvar,
 }
@@ -130,7 +110,17 @@ impl Control {
     pub(crate) fn new() -> Arc<Self> {
         let (kicks, at_end) = (Vec::new(), AtEnd::default());
         let state = ControlState { command: Command::Park, end: None, kicks, at_end };
-        Arc::new(Self { must_exit: AtomicBool::new(true), state: Mutex::new(state), changed: Condvar::new() })
+        Arc::new(Self {
+            must_exit: AtomicBool::new(true),
+            events: Arc::default(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Those who follow the VM.
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        &self.events
     }
 
     /// Returns the state of the VM.

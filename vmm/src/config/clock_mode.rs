@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 /// How a restored guest's clocks treat the time since the snapshot. A choice of each restore, which no
 /// snapshot keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ClockMode {
     /// They continue from their saved values. The guest notices no gap, and its time of day is late by the

@@ -3,16 +3,19 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
+use super::metadata::MetadataConfig;
 use super::{FileRef, MIB, SocketPath};
 use crate::error::{Error, Invalid, Result};
+use crate::metadata::MetadataStore;
 
 /// Most virtio devices of a VM: each has its own interrupt line.
 pub const MAX_DEVICES: usize = 16;
 
 /// A VM's virtio devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct Devices {
@@ -22,6 +25,9 @@ pub struct Devices {
     /// Network interfaces, in the guest's order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<NetConfig>,
+    /// The metadata service of some of the interfaces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<MetadataConfig>,
     /// The socket between host and guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
@@ -48,6 +54,7 @@ pub struct Devices {
 
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct DiskConfig {
@@ -106,6 +113,7 @@ impl DiskConfig {
 
 /// When written data reaches the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
     /// A flush of the guest waits for it.
@@ -118,6 +126,7 @@ pub enum Cache {
 
 /// How a disk's file is accessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
     /// By one request after another.
@@ -129,6 +138,7 @@ pub enum Engine {
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct NetConfig {
@@ -155,10 +165,16 @@ pub struct NetConfig {
 
 /// The other end of a network interface on the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum NetBackend {
     /// The tap device of this name, created if it does not exist.
     Tap(String),
+    /// An open descriptor of a tap with a header for offloads (`IFF_VNET_HDR`) and no other one
+    /// (`IFF_NO_PI`). Only a program or a command line can give one: a file or a request that names it is
+    /// refused.
+    #[serde(rename = "tap", skip_deserializing, serialize_with = "as_descriptor")]
+    TapDescriptor(#[cfg_attr(feature = "openapi", schema(value_type = String))] i32),
     /// A process of passt, which needs no privileges. The guest reaches all that this process reaches, except
     /// 127.0.0.1.
     Passt {
@@ -170,6 +186,7 @@ pub enum NetBackend {
 
 /// A socket between host and guest, with Firecracker's protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct VsockConfig {
@@ -181,6 +198,7 @@ pub struct VsockConfig {
 
 /// A balloon, which takes memory that the guest returns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct BalloonConfig {
@@ -198,6 +216,7 @@ pub struct BalloonConfig {
 
 /// A console beside the serial port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct ConsoleConfig {
@@ -207,6 +226,7 @@ pub struct ConsoleConfig {
 
 /// A rate limit. A missing bucket limits nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct RateLimit {
@@ -220,6 +240,7 @@ pub struct RateLimit {
 
 /// A token bucket, with Firecracker's meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct Bucket {
@@ -230,6 +251,12 @@ pub struct Bucket {
     /// Additional tokens at the start, which are not refilled.
     #[serde(default)]
     pub one_time_burst: u64,
+}
+
+/// Writes a descriptor so that it is read as a name that no tap can have.
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
+fn as_descriptor<S: Serializer>(number: &i32, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("fd:{number}"))
 }
 
 fn yes() -> bool {
@@ -260,6 +287,13 @@ impl Devices {
         let vsock = self.vsock.iter_mut().map(|vsock| &mut vsock.socket);
         let console = self.console.iter_mut().map(|console| &mut console.socket);
         vsock.chain(console).for_each(SocketPath::replace);
+    }
+
+    /// Gives the metadata service this data, if the VM has the service.
+    pub fn set_metadata_store(&mut self, store: &MetadataStore) {
+        if let Some(service) = &mut self.metadata {
+            service.store = store.clone();
+        }
     }
 
     /// Closes the descriptors through which disks were checked, once the disks are open.
@@ -298,6 +332,8 @@ impl Devices {
         check_ids(self.networks.iter().map(|network| &network.id)).map_err(refused("networks"))?;
         self.disks.iter().try_for_each(DiskConfig::validate).map_err(refused("disks"))?;
         self.networks.iter().try_for_each(NetConfig::validate).map_err(refused("networks"))?;
+        let has_network = |id: &str| self.networks.iter().any(|network| network.id == id);
+        self.metadata.as_ref().map_or(Ok(()), |metadata| metadata.validate(has_network))?;
         self.vsock.as_ref().map_or(Ok(()), VsockConfig::validate).map_err(refused("vsock cid"))
     }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Location of the interrupt controllers, except for the local APICs, which are always KVM's. A guest's
 /// drivers find the same lines in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum IrqchipKind {
     /// In KVM: an IOAPIC, two PICs and the PIT, for guests without ACPI or with a need for a PIT.

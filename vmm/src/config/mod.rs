@@ -19,9 +19,12 @@ use crate::error::{Error, Invalid, Result};
 use crate::paths;
 
 pub mod clock_mode;
+pub mod cpu;
 pub mod devices;
 pub mod disk_content;
+pub mod huge_pages;
 pub mod irqchip;
+pub mod metadata;
 pub mod network;
 pub mod overrides;
 mod setters;
@@ -30,8 +33,10 @@ pub mod size;
 pub mod socket_path;
 
 pub use clock_mode::ClockMode;
+pub use cpu::CpuTemplate;
 pub use devices::Devices;
 pub use disk_content::DiskContent;
+pub use huge_pages::HugePages;
 pub use irqchip::IrqchipKind;
 pub use overrides::Overrides;
 pub use size::parse_size;
@@ -46,6 +51,7 @@ pub const DEFAULT_CMDLINE: &str = "console=ttyS0 reboot=k panic=-1";
 
 /// Configuration of a VM. A snapshot saves it, and a restore applies a clone's overrides to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct VmConfig {
@@ -54,9 +60,15 @@ pub struct VmConfig {
     /// Number of vCPUs, 1 to [`MAX_VCPUS`].
     #[serde(default = "one")]
     pub vcpus: u8,
+    /// Shows each two vCPUs as threads of one core. Their number is 1 or even.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub smt: bool,
     /// Guest memory in MiB.
     #[serde(default = "default_memory_mib")]
     pub memory_mib: u64,
+    /// Size of the pages under guest memory.
+    #[serde(default, skip_serializing_if = "HugePages::is_none")]
+    pub huge_pages: HugePages,
     /// Location of the interrupt controllers.
     #[serde(default)]
     pub irqchip: IrqchipKind,
@@ -64,6 +76,12 @@ pub struct VmConfig {
     /// kernel reseeds its random numbers.
     #[serde(default = "yes")]
     pub vmgenid: bool,
+    /// Logs the time of the boot when the guest writes the byte 123 to guest physical address 0xc0000000.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub boot_timer: bool,
+    /// Changes of the CPU that the guest sees, made when it boots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_template: Option<Box<CpuTemplate>>,
     /// Virtio devices.
     #[serde(default, skip_serializing_if = "Devices::is_none")]
     pub devices: Devices,
@@ -71,6 +89,7 @@ pub struct VmConfig {
 
 /// Kernel, initrd and command line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct BootConfig {
@@ -108,9 +127,13 @@ impl VmConfig {
         Self {
             boot,
             vcpus: one(),
+            smt: false,
             memory_mib: default_memory_mib(),
+            huge_pages: HugePages::default(),
             irqchip: IrqchipKind::default(),
             vmgenid: yes(),
+            boot_timer: false,
+            cpu_template: None,
             devices: Devices::default(),
         }
     }
@@ -129,6 +152,9 @@ impl VmConfig {
         if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
             return Err(Error::config("vcpus", Invalid::VcpuCount { given: self.vcpus, most: MAX_VCPUS }));
         }
+        if self.smt && self.vcpus > 1 && !self.vcpus.is_multiple_of(2) {
+            return Err(Error::config("vcpus", Invalid::OddThreads { given: self.vcpus }));
+        }
         if self.memory_mib == 0 {
             return Err(Error::config("memory", Invalid::NoMemory));
         }
@@ -136,8 +162,14 @@ impl VmConfig {
         if self.memory_mib > (1 << 46) / MIB {
             return Err(Error::config("memory", Invalid::TooMuchMemory { mib: self.memory_mib }));
         }
+        if !self.huge_pages.is_none() && !self.memory_mib.is_multiple_of(huge_pages::HUGE_MIB) {
+            return Err(Error::config("memory", Invalid::HugePageSize { mib: self.memory_mib }));
+        }
         if let Some(balloon) = &self.devices.balloon {
             devices::balloon_pages(balloon.target_mib, self.memory_mib)?;
+        }
+        if let Some(template) = &self.cpu_template {
+            template.validate()?;
         }
         self.devices.validate()
     }
@@ -374,6 +406,12 @@ mod tests {
         let devices = serde_json::from_str(r#"{"balloon":{"target_mib":129}}"#).unwrap();
         let error = VmConfig { devices, ..good.clone() }.validate().unwrap_err().to_string();
         assert_eq!(error, "balloon target_mib: 129 MiB asked for; the guest has 128");
+        for huge_pages in [HugePages::Transparent, HugePages::Hugetlb] {
+            let odd = VmConfig { huge_pages, memory_mib: 129, ..good.clone() };
+            let error = odd.validate().unwrap_err().to_string();
+            assert_eq!(error, "memory: 129 MiB is not a multiple of 2 MiB, the size of a huge page");
+            VmConfig { memory_mib: 130, ..odd }.validate().unwrap();
+        }
         for memory_mib in [0, u64::MAX] {
             let error = VmConfig { memory_mib, ..good.clone() }.validate().unwrap_err().to_string();
             assert!(error.contains("memory"), "{error}");

@@ -24,6 +24,7 @@ impl NetConfig {
         }
         match &self.backend {
             NetBackend::Tap(name) => check_tap_name(name),
+            NetBackend::TapDescriptor(_) => Ok(()),
             NetBackend::Passt { forward } => check_ports(forward),
         }
     }
@@ -34,6 +35,19 @@ impl NetConfig {
     /// The text is not an address, or not one that a single interface can have.
     pub(crate) fn parsed_mac(&self) -> Result<Option<Mac>, Invalid> {
         self.mac.as_deref().map(parse_mac).transpose()
+    }
+}
+
+impl NetBackend {
+    /// Takes a tap called `fd:N` for the descriptor N. A command line may name one of this process. A state
+    /// file names one of the process that ran the VM, and
+    /// [`Overrides::apply`](super::overrides::Overrides::apply) demands another backend.
+    pub fn trust_descriptor(&mut self) {
+        if let Self::Tap(name) = self
+            && let Some(Ok(number)) = name.strip_prefix("fd:").map(str::parse)
+        {
+            *self = Self::TapDescriptor(number);
+        }
     }
 }
 
@@ -103,6 +117,20 @@ mod tests {
             let error = parse_mac(wrong).unwrap_err().to_string();
             assert!(error.contains("one interface"), "{error}");
         }
+    }
+
+    #[test]
+    fn descriptor_of_a_tap_is_saved_as_a_name_that_is_refused() {
+        let network = NetConfig::new("e", NetBackend::TapDescriptor(3));
+        network.validate().unwrap();
+        let saved = serde_json::to_string(&network).unwrap();
+        assert!(saved.contains(r#"{"tap":"fd:3"}"#), "{saved}");
+        let mut read: NetConfig = serde_json::from_str(&saved).unwrap();
+        assert_eq!(read.backend, NetBackend::Tap("fd:3".to_owned()));
+        assert!(read.validate().unwrap_err().to_string().contains("\"fd:3\""));
+        // A command line may give it, and the file of a snapshot may have it.
+        read.backend.trust_descriptor();
+        assert_eq!(read, network);
     }
 
     #[test]

@@ -3,12 +3,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::devices::{ConsoleConfig, Devices, NetBackend, RateLimit};
+use super::devices::{ConsoleConfig, Devices, NetBackend, NetConfig, RateLimit};
 use super::{FileRef, SocketPath};
 use crate::error::{Error, Invalid, Result};
 
 /// Changes to a snapshot's devices. A field that is not given stays as it was.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct Overrides {
@@ -24,6 +25,7 @@ pub struct Overrides {
 
 /// Another file for a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct DiskOverride {
@@ -55,6 +57,7 @@ impl DiskOverride {
 
 /// Treatment of an image that has changed since the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ChangedImage {
     /// Uses it. The guest's file system may find a disk that contradicts its memory.
@@ -63,6 +66,7 @@ pub enum ChangedImage {
 
 /// Another backend, address or rate limit for a network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct NetOverride {
@@ -84,6 +88,7 @@ pub struct NetOverride {
 
 /// Another socket, or another address, for the socket device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct VsockOverride {
@@ -96,12 +101,21 @@ pub struct VsockOverride {
 }
 
 impl Overrides {
-    /// Changes `devices`.
+    /// Changes `devices`, those of a snapshot.
     ///
     /// # Errors
-    /// [`Error::Config`] if a device does not exist, or the changed devices are invalid.
+    /// [`Error::Config`] if a device does not exist, the changed devices are invalid, or a network had a
+    /// descriptor of the process that ran the VM, and gets no other backend.
     pub fn apply(self, devices: &mut Devices) -> Result<()> {
         let Self { disks, networks, vsock, console } = self;
+        let is_replaced = |id: &str| networks.iter().any(|given| given.id == id && given.backend.is_some());
+        let is_lost = |network: &&NetConfig| {
+            matches!(network.backend, NetBackend::TapDescriptor(_)) && !is_replaced(&network.id)
+        };
+        if let Some(lost) = devices.networks.iter().find(is_lost) {
+            let problem = "its tap was a descriptor of the process that ran the VM; give it another backend";
+            return Err(Error::config("networks", format!("{}: {problem}", lost.id)));
+        }
         for DiskOverride { id, path, layer, layer_size, limit, changed: _ } in disks {
             let disk = devices.disks.iter_mut().find(|disk| disk.id == id);
             let disk = disk.ok_or_else(|| unknown("disks", &id))?;

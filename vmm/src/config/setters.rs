@@ -5,8 +5,9 @@ use super::devices::{
     BalloonConfig, Bucket, Cache, ConsoleConfig, Devices, DiskConfig, Engine, NetBackend, NetConfig,
     RateLimit, VsockConfig,
 };
+use super::metadata::MetadataConfig;
 use super::overrides::{ChangedImage, DiskOverride, NetOverride, Overrides, VsockOverride};
-use super::{FileRef, IrqchipKind, SocketPath, VmConfig};
+use super::{CpuTemplate, FileRef, HugePages, IrqchipKind, SocketPath, VmConfig};
 
 impl VmConfig {
     /// The initial RAM disk.
@@ -30,10 +31,24 @@ impl VmConfig {
         self
     }
 
+    /// Whether each two vCPUs are threads of one core.
+    #[must_use]
+    pub fn smt(mut self, smt: bool) -> Self {
+        self.smt = smt;
+        self
+    }
+
     /// Guest memory in MiB.
     #[must_use]
     pub fn memory_mib(mut self, memory_mib: u64) -> Self {
         self.memory_mib = memory_mib;
+        self
+    }
+
+    /// Size of the pages under guest memory.
+    #[must_use]
+    pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
+        self.huge_pages = huge_pages;
         self
     }
 
@@ -48,6 +63,20 @@ impl VmConfig {
     #[must_use]
     pub fn vmgenid(mut self, vmgenid: bool) -> Self {
         self.vmgenid = vmgenid;
+        self
+    }
+
+    /// Whether the time of the boot is logged.
+    #[must_use]
+    pub fn boot_timer(mut self, boot_timer: bool) -> Self {
+        self.boot_timer = boot_timer;
+        self
+    }
+
+    /// Changes of the CPU that the guest sees.
+    #[must_use]
+    pub fn cpu_template(mut self, template: CpuTemplate) -> Self {
+        self.cpu_template = Some(Box::new(template));
         self
     }
 
@@ -71,6 +100,13 @@ impl Devices {
     #[must_use]
     pub fn network(mut self, network: NetConfig) -> Self {
         self.networks.push(network);
+        self
+    }
+
+    /// The metadata service of some of the interfaces.
+    #[must_use]
+    pub fn metadata(mut self, metadata: MetadataConfig) -> Self {
+        self.metadata = Some(metadata);
         self
     }
 

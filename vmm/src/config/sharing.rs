@@ -56,6 +56,9 @@ fn exclusive(devices: &Devices) -> impl Iterator<Item = Exclusive> + '_ {
             |resource, cure| Exclusive { field: "networks", resource, cures: vec![another(cure)] };
         match &network.backend {
             NetBackend::Tap(name) => vec![exclusive(format!("tap {name}"), Cure::Tap { id: id() })],
+            NetBackend::TapDescriptor(number) => {
+                vec![exclusive(format!("tap fd:{number}"), Cure::Tap { id: id() })]
+            }
             NetBackend::Passt { forward } => {
                 let port = |(host, _): &(u16, u16)| format!("port {host} of 127.0.0.1");
                 let ports = forward.iter().map(port);

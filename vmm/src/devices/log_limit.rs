@@ -34,15 +34,18 @@ impl LogLimit {
         Self(Mutex::new(Budget::from(Instant::now())))
     }
 
-    /// Logs a line if the limit allows one. Adds the number of lines omitted before it.
-    pub fn log(&self, level: Level, line: fmt::Arguments<'_>) {
-        match lock(&self.0).admit(Instant::now()) {
+    /// Logs a line if the limit allows one. Adds the number of lines omitted before it. Returns whether it
+    /// was allowed.
+    pub fn log(&self, level: Level, line: fmt::Arguments<'_>) -> bool {
+        let admitted = lock(&self.0).admit(Instant::now());
+        match admitted {
             None => {}
             Some(0) => log::log!(level, "{line}"),
             Some(left_out) => {
                 log::log!(level, "{line} ({left_out} earlier lines of this device were left out)")
             }
         }
+        admitted.is_some()
     }
 
     /// The logged lines.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::persist::PersistBlob;
 
+mod boot_timer;
 pub mod bus;
 mod event_device;
 mod generation;
@@ -16,9 +17,11 @@ mod log_limit;
 pub mod platform;
 pub mod power;
 pub mod serial;
+mod serial_limit;
 mod starter_requests;
 pub mod virtio;
 pub mod virtio_slots;
+pub(crate) mod work;
 
 use bus::BusDevice;
 

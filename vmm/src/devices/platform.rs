@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use volt_kernel::Platform as AcpiPlatform;
-use volt_kernel::layout::{IO_APIC, LOCAL_APIC};
+use volt_kernel::layout::{IO_APIC, LOCAL_APIC, MMIO_HOLE_START};
 
+use super::boot_timer::BootTimer;
 use super::bus::Bus;
 use super::generation;
 use super::generation::Generation;
@@ -17,13 +18,14 @@ use super::ioapic;
 use super::lines::InterruptLines;
 use super::power;
 use super::power::Power;
-use super::serial::Serial;
+use super::serial::{Room, Serial};
 use super::starter_requests::{StarterRequests, VcpuView};
 use super::virtio::balloon::Balloon;
 use super::virtio::block::{Block, ClosedGates};
 use super::virtio::net::Net;
 use super::virtio_slots;
 use super::virtio_slots::{Handles, Slot};
+use super::work::DeviceWork;
 use super::{BusRange, SharedDevice};
 use crate::config::{IrqchipKind, VmConfig};
 use crate::console::Console;
@@ -37,23 +39,30 @@ use crate::timing::step_done;
 
 const COM1: BusRange = BusRange { base: 0x3f8, len: 8, gsi: Some(4) };
 /// Port 0x61 in the middle is the PIT's gate. The kernel answers it on machines with a PIT.
-const I8042: BusRange = BusRange { base: 0x60, len: 5, gsi: None };
+const I8042: BusRange = BusRange { base: 0x60, len: 5, gsi: Some(1) };
 const IOAPIC: BusRange = BusRange { base: IO_APIC, len: ioapic::LEN, gsi: None };
-const POWER: BusRange = BusRange { base: 0x600, len: 2, gsi: Some(23) };
+/// Firecracker's place for it.
+const BOOT_TIMER: BusRange = BusRange { base: MMIO_HOLE_START, len: 0x1000, gsi: None };
+const POWER: BusRange = BusRange { base: 0x600, len: 3, gsi: Some(23) };
 /// The line of the generation device, after those of `virtio_slots` and before that of the power button.
 const GENERATION_GSI: u32 = 22;
 
 /// A machine's devices.
 #[derive(Debug)]
 pub struct Platform {
-    /// Our IOAPIC, or nothing, by name. Names are those of the snapshot and never change.
-    ioapic: BTreeMap<String, (BusRange, SharedDevice)>,
+    /// Devices at guest physical addresses that are no virtio devices: the boot timer and our IOAPIC, if the
+    /// machine has them, by name. Names are those of the snapshot and never change.
+    fixed: BTreeMap<String, (BusRange, SharedDevice)>,
     /// Devices at ports.
     ports: BTreeMap<String, (BusRange, SharedDevice)>,
     /// Devices at guest physical addresses, with those of `virtio`.
     mmio: BTreeMap<String, (BusRange, SharedDevice)>,
     /// The serial port, for typing into it.
     pub(crate) serial: Arc<Mutex<Serial>>,
+    /// The serial port's counters.
+    serial_room: Arc<Room>,
+    /// The keyboard.
+    keyboard: Arc<Mutex<I8042>>,
     /// The power button.
     power: Arc<Mutex<Power>>,
     /// The generation device, which has no registers.
@@ -82,6 +91,17 @@ pub(crate) struct Buses {
     pub lines: InterruptLines,
 }
 
+/// Makes the devices at guest physical addresses that are no virtio devices.
+fn fixed(lines: &InterruptLines, config: &VmConfig) -> BTreeMap<String, (BusRange, SharedDevice)> {
+    let ioapic = match lines {
+        InterruptLines::Kernel(_) => None,
+        InterruptLines::Split(ours) => Some(("ioapic", (IOAPIC, Arc::clone(ours) as SharedDevice))),
+    };
+    let timer = || ("boot-timer", (BOOT_TIMER, Arc::new(Mutex::new(BootTimer::start())) as SharedDevice));
+    let timer = config.boot_timer.then(timer);
+    ioapic.into_iter().chain(timer).map(|(name, device)| (name.to_owned(), device)).collect()
+}
+
 impl Platform {
     /// Makes the devices of a new machine.
     ///
@@ -96,32 +116,32 @@ impl Platform {
     ) -> Result<Self> {
         let devices = &config.devices;
         let lines = InterruptLines::of(vm, irqchip);
-        let ioapic = match &lines {
-            InterruptLines::Kernel(_) => BTreeMap::new(),
-            InterruptLines::Split(ours) => {
-                [("ioapic".to_owned(), (IOAPIC, Arc::clone(ours) as SharedDevice))].into()
-            }
-        };
+        let fixed = fixed(&lines, config);
         let line = lines.line(COM1.gsi.expect("COM1 interrupts"));
-        let serial = Arc::new(Mutex::new(Serial::new(line, console, Arc::clone(control))));
+        let serial = Serial::new(line, console, Arc::clone(control));
+        let (serial_room, serial) = (Arc::clone(serial.room()), Arc::new(Mutex::new(serial)));
         let button = lines.line(POWER.gsi.expect("the button interrupts"));
         let power = Arc::new(Mutex::new(Power::new(Arc::clone(control), button)));
+        let line = lines.line(I8042.gsi.expect("the keyboard interrupts"));
+        let keyboard = Arc::new(Mutex::new(I8042::new(Arc::clone(control), line)));
         let ports: [(_, (_, SharedDevice)); 3] = [
             ("com1", (COM1, Arc::clone(&serial) as _)),
-            ("i8042", (I8042, Arc::new(Mutex::new(I8042::new(Arc::clone(control)))))),
+            ("i8042", (I8042, Arc::clone(&keyboard) as _)),
             ("power", (POWER, Arc::clone(&power) as _)),
         ];
         let generation = config.vmgenid.then(|| Generation::new(ram, lines.line(GENERATION_GSI)));
-        let (virtio, handles) = virtio_slots::fill(devices, ram, (vm, &lines))?;
+        let (virtio, handles) = virtio_slots::fill(devices, ram, (vm, &lines), control.events())?;
         let mmio = virtio
             .iter()
             .map(|slot| (slot.name.clone(), (slot.place, Arc::clone(&slot.transport) as SharedDevice)));
         Ok(Self {
-            ioapic,
+            fixed,
             lines,
             ports: ports.map(|(name, at)| (name.to_owned(), at)).into(),
             mmio: mmio.collect(),
             serial,
+            serial_room,
+            keyboard,
             power,
             generation,
             virtio,
@@ -132,12 +152,13 @@ impl Platform {
         })
     }
 
-    /// Presses the power button.
+    /// Asks the guest to end: by Ctrl-Alt-Del if it drives the keyboard, otherwise by the power button.
     ///
     /// # Errors
     /// KVM refuses the interrupt.
-    pub(crate) fn press_power_button(&self) -> Result<()> {
-        lock(&self.power).press()
+    pub(crate) fn request_end(&self) -> Result<()> {
+        let pressed = lock(&self.keyboard).press_ctrl_alt_del()?;
+        if pressed { Ok(()) } else { lock(&self.power).press() }
     }
 
     /// Writes the first generation of a VM that boots.
@@ -190,6 +211,15 @@ impl Platform {
     pub(crate) fn halt(&self) {
         drop(lock(&self.idle_watcher).take());
         self.virtio.iter().for_each(|slot| lock(&slot.transport).halt());
+    }
+
+    /// The counters of the devices.
+    pub(crate) fn counters(&self) -> DeviceWork {
+        DeviceWork {
+            virtio: self.virtio.iter().map(|slot| (slot.name.clone(), Arc::clone(&slot.view))).collect(),
+            serial: Arc::clone(&self.serial_room),
+            keyboard: Arc::clone(&self.keyboard),
+        }
     }
 
     /// The disks by their ids.
@@ -265,7 +295,7 @@ impl Platform {
             }
             bus
         };
-        let mut mmio = bus(&[&self.ioapic]);
+        let mut mmio = bus(&[&self.fixed]);
         for (device, Slot { place, transport, view, .. }) in self.virtio.iter().enumerate() {
             let (view, requests) = (Arc::clone(view), Arc::clone(&self.requests));
             let view = Arc::new(VcpuView { view, requests, device });
@@ -301,11 +331,13 @@ impl Persist for Platform {
 
     fn save(&self) -> Result<Self::State> {
         let Self {
-            ioapic,
+            fixed,
             ports,
             mmio,
             lines: _,
             serial: _,
+            serial_room: _,
+            keyboard: _,
             power: _,
             generation,
             virtio: _,
@@ -321,13 +353,13 @@ impl Persist for Platform {
             let name = generation::NAME;
             Ok((name.to_owned(), device.save_blob(name)?))
         });
-        ioapic.iter().chain(ports).chain(mmio).map(save).chain(generation).collect()
+        fixed.iter().chain(ports).chain(mmio).map(save).chain(generation).collect()
     }
 
     /// Fails unless each device has a state and each state a device. The IOAPIC is restored first, because
     /// other devices may interrupt again.
     fn restore(&mut self, states: &Self::State) -> Result<()> {
-        let all = [&self.ioapic, &self.ports, &self.mmio];
+        let all = [&self.fixed, &self.ports, &self.mmio];
         let state_of = |name: &str| {
             let state = states.get(name);
             state.ok_or_else(|| Error::config("devices", format!("the state of {name} is missing")))

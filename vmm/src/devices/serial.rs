@@ -13,6 +13,7 @@ use super::bus::BusDevice;
 use super::lines::InterruptLine;
 use super::{BusRange, Device};
 use crate::console::Console;
+use crate::counters::Counter;
 use crate::error::{Error, Result};
 use crate::persist::Persist;
 use crate::run_control::{Control, RunState};
@@ -79,17 +80,27 @@ impl Write for SerialOutput {
     }
 }
 
-/// Room in the receive FIFO, with the threads that wait for it.
+/// Room in the receive FIFO, with the threads that wait for it, and the bytes that went through the port.
 #[derive(Debug, Default)]
-struct Room {
+pub(crate) struct Room {
     emptied: Mutex<u64>,
     changed: Condvar,
+    /// Bytes that the guest read, and bytes that it wrote.
+    pub(crate) received: Counter,
+    pub(crate) sent: Counter,
 }
 
 impl SerialEvents for Room {
-    fn buffer_read(&self) {}
-    fn out_byte(&self) {}
+    fn buffer_read(&self) {
+        self.received.add(1);
+    }
+
+    fn out_byte(&self) {
+        self.sent.add(1);
+    }
+
     fn tx_lost_byte(&self) {}
+
     fn in_buffer_empty(&self) {
         *lock(&self.emptied) += 1;
         self.changed.notify_all();
@@ -103,6 +114,11 @@ impl Serial {
         let room = Arc::new(Room::default());
         let uart = vm_superio::Serial::with_events(line.clone(), Arc::clone(&room), output.clone());
         Self { line, output, room, uart }
+    }
+
+    /// The counters of the port, which need no lock.
+    pub(crate) fn room(&self) -> &Arc<Room> {
+        &self.room
     }
 
     /// Calls `act` when the guest has written a whole line.
@@ -141,7 +157,7 @@ impl Serial {
 
     /// Returns the number of bytes that the receive FIFO has room for.
     #[cfg(feature = "fuzzing")]
-    pub(crate) fn room(port: &Mutex<Self>) -> usize {
+    pub(crate) fn fifo_room(port: &Mutex<Self>) -> usize {
         lock(port).uart.fifo_capacity()
     }
 

@@ -16,8 +16,10 @@ use super::virtio::transport::Transport;
 use super::virtio::view::View;
 use super::virtio::vsock::Vsock;
 use crate::config::devices::MAX_DEVICES;
+use crate::config::metadata::MetadataConfig;
 use crate::config::{Devices, MIB};
 use crate::error::Result;
+use crate::events::Events;
 use crate::kvm::vm::VmHandle;
 use crate::memory::ram::GuestRam;
 use crate::timing::step_done;
@@ -68,12 +70,14 @@ pub(super) fn fill(
     devices: &Devices,
     ram: &GuestRam,
     (vm, lines): (&VmHandle, &InterruptLines),
+    events: &Arc<Events>,
 ) -> Result<(Vec<Slot>, Handles)> {
     let mut handles = Handles::default();
     let named = make(devices, ram, &mut handles)?;
     let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
         let place = place(number);
         let mut transport = Transport::new(&name, Arc::clone(&device), ram.clone())?;
+        transport.report_to(events);
         transport.connect(lines.line(LINES[number]))?;
         vm.connect_notification(transport.notifications(), place.base + transport::NOTIFY)?;
         let view = transport.view();
@@ -111,7 +115,12 @@ fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<
         step_done("  disk");
     }
     for network in &devices.networks {
-        let net = Arc::new(Mutex::new(Net::open(network)?));
+        let mut net = Net::open(network)?;
+        let serves = |metadata: &&MetadataConfig| metadata.networks.contains(&network.id);
+        if let Some(metadata) = devices.metadata.as_ref().filter(serves) {
+            net.serve_metadata(metadata);
+        }
+        let net = Arc::new(Mutex::new(net));
         handles.networks.insert(network.id.clone(), Arc::clone(&net));
         made.push((format!("net-{}", network.id), net as _));
         step_done("  network interface");

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// A change that would mend an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(no_recursion))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Cure {

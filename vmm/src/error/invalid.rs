@@ -14,12 +14,24 @@ pub enum Invalid {
         /// The largest number.
         most: u8,
     },
+    /// A number of vCPUs that are no pairs of threads.
+    #[error("{given} asked for, with two threads per core; give 1 or an even number, or turn smt off")]
+    OddThreads {
+        /// The number.
+        given: u8,
+    },
     /// A VM without memory.
     #[error("0 MiB asked for; a VM has at least 1")]
     NoMemory,
     /// More memory than an address space has.
     #[error("{mib} MiB is more than a host can map")]
     TooMuchMemory {
+        /// MiB asked for.
+        mib: u64,
+    },
+    /// Memory that huge pages cannot make up.
+    #[error("{mib} MiB is not a multiple of 2 MiB, the size of a huge page")]
+    HugePageSize {
         /// MiB asked for.
         mib: u64,
     },
@@ -73,6 +85,24 @@ pub enum Invalid {
         /// The address.
         cid: u32,
     },
+    /// A metadata service that no guest reaches.
+    #[error("no network interface; name one or more")]
+    MetadataWithoutNetwork,
+    /// An interface of the metadata service that the VM lacks.
+    #[error("network interface {id:?} does not exist; add it first")]
+    MetadataNetwork {
+        /// The id.
+        id: String,
+    },
+    /// An address that the metadata service cannot have.
+    #[error("address {address} is not link-local; give one from 169.254.1.0 to 169.254.254.255")]
+    MetadataAddress {
+        /// The address.
+        address: std::net::Ipv4Addr,
+    },
+    /// A change of metadata that was never put.
+    #[error("nothing to change yet; put the whole content first")]
+    NoMetadata,
     /// A hardware address that no single interface has.
     #[error("mac {given:?}: {problem}, such as 02:00:00:00:00:01")]
     Mac {
@@ -223,6 +253,26 @@ pub enum Invalid {
         "isolate_base gives this VM a base of its own, but a pager shares one between VMs; give one of them"
     )]
     PagerWithIsolation,
+    /// A CPU template with needs that this host does not meet.
+    #[error(
+        "{template}needs from this host what its KVM does not offer a guest: {lacking}; clear these bits, \
+         leave them open (x), or choose another template"
+    )]
+    TemplateNeeds {
+        /// The template's name and a space, if it has one.
+        template: Box<str>,
+        /// The features, by name.
+        lacking: Box<str>,
+    },
+    /// An act on a snapshot's memory, which only a memory handler has.
+    #[error("a memory handler has this snapshot's memory; open the snapshot with its memory file")]
+    HandlerAlone,
+    /// A memory handler, and another way to fill memory.
+    #[error(
+        "the memory handler alone fills this VM's memory, when it is touched; leave out pager, unpack, \
+         isolate_base and record"
+    )]
+    HandlerWithOther,
     /// Trimming without statistics of the balloon.
     #[error("trimming needs the balloon's statistics, which tell how much memory the guest can spare")]
     NoStatistics,

@@ -104,7 +104,7 @@ impl SmallMachine {
 
     /// Types into the serial port, as much as fits.
     pub fn type_in(&self, bytes: &[u8]) {
-        let fits = Serial::room(&self.platform.serial).min(bytes.len());
+        let fits = Serial::fifo_room(&self.platform.serial).min(bytes.len());
         Serial::type_in(&self.platform.serial, &bytes[..fits]).expect("the line exists");
         self.work();
     }

@@ -2,13 +2,14 @@
 //! They are no API, and change without notice.
 //!
 //! ```text
-//!   guest:   machine (ports and MMIO), devices (Guest, FuzzedDevice), Queue
+//!   guest:   machine (ports and MMIO), devices (Guest, FuzzedDevice), Queue, metadata
 //!   file:    state, layer; diff, page_set, page_ranges
 //!   process: packets; message and list (a pager's); crc64 for forged handovers
 //! ```
 
 pub mod layer;
 pub mod machine;
+pub mod metadata;
 pub mod state;
 
 use std::os::fd::{AsFd, OwnedFd};

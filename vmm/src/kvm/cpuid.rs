@@ -1,23 +1,27 @@
 //! The CPUID leaves of a guest. They start from KVM's supported leaves, add the features that KVM reports
-//! elsewhere, and leave out the features that a snapshot cannot restore. Each vCPU gets its place in the
-//! topology.
+//! elsewhere, and leave out the features that a snapshot cannot restore. [`topology`] gives each vCPU its
+//! place.
 
-use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::Kvm;
 
 use super::KvmContext;
 use crate::error::Result;
 pub use crate::kvm::serde_mirror::CpuidEntry;
 
+pub(super) mod dump;
 mod features;
+pub(crate) mod intersection;
+pub(super) mod template;
+mod topology;
+mod xsave_layout;
 use features::CpuidRegister::{self, Eax, Ecx, Edx};
-pub use features::missing;
 pub(super) use features::{COVERED, digest};
+pub use topology::{Topology, for_vcpu};
+use xsave_layout::moved_components;
 
 const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;
-const HTT: u32 = 1 << 28;
-const CMP_LEGACY: u32 = 1 << 1;
 
 /// Features whose state a snapshot cannot restore: leaf, subleaf, register, bits.
 const NOT_RESTORABLE: &[(u32, u32, CpuidRegister, u32)] = &[
@@ -84,69 +88,18 @@ fn xsave_size(entries: &[CpuidEntry]) -> u32 {
     components.map(|e| e.ebx.saturating_add(e.eax)).fold(LEGACY_AND_HEADER, u32::max)
 }
 
-/// Returns the leaves for vCPU `id` of `count`: one package, one thread per core. APIC ids are vCPU numbers.
+/// Names the features in `shown` (a guest's leaves) that `supported` (a host's leaves) lacks.
 #[must_use]
-pub fn for_vcpu(supported: &[CpuidEntry], id: u8, count: u8) -> Vec<CpuidEntry> {
-    let (id, count) = (u32::from(id), u32::from(count));
-    let id_bits = count.next_power_of_two().trailing_zeros();
-    let mut entries: Vec<_> =
-        supported.iter().filter(|e| !matches!(e.function, 0xb | 0x1f)).copied().collect();
-    for entry in &mut entries {
-        match (entry.function, entry.index) {
-            (1, _) => {
-                entry.ebx = entry.ebx & 0xffff | id << 24 | count << 16;
-                entry.edx = if count > 1 { entry.edx | HTT } else { entry.edx & !HTT };
-            }
-            // Cores in the package, and threads that share each cache. Each core has its own levels 1 and 2.
-            (4, _) if entry.eax & 0x1f != 0 => {
-                let sharing = if (entry.eax >> 5) & 7 >= 3 { count - 1 } else { 0 };
-                entry.eax = entry.eax & 0x3fff | (count - 1).min(63) << 26 | sharing << 14;
-            }
-            (0x8000_0001, _) if count > 1 && is_amd(supported) => entry.ecx |= CMP_LEGACY,
-            (0x8000_0008, _) => entry.ecx = entry.ecx & !0xf0ff | id_bits << 12 | (count - 1),
-            (0x8000_001d, _) if entry.eax & 0x1f != 0 => {
-                let sharing = if (entry.eax >> 5) & 7 >= 3 { count - 1 } else { 0 };
-                entry.eax = entry.eax & 0x3fff | sharing << 14;
-            }
-            (0x8000_001e, _) => {
-                (entry.eax, entry.ebx, entry.ecx) = (id, id, 0);
-            }
-            _ => {}
-        }
-    }
-    for function in [0xb, 0x1f] {
-        if supported.iter().any(|entry| entry.function == function) {
-            entries.extend(topology(function, id, count, id_bits));
-        }
-    }
-    // A missing leaf reads as zeros, and KVM's list is short (80 leaves).
-    entries.retain(|entry| entry.eax | entry.ebx | entry.ecx | entry.edx != 0);
-    entries.sort_unstable_by_key(|entry| (entry.function, entry.index));
-    entries
-}
-
-/// Returns the levels of the extended topology (Intel SDM volume 2, CPUID leaves 0BH and 1FH): one thread per
-/// core, and the cores.
-fn topology(function: u32, id: u32, count: u32, id_bits: u32) -> [CpuidEntry; 3] {
-    let level = |index, shift, logical, kind: u32| CpuidEntry {
-        function,
-        index,
-        flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
-        eax: shift,
-        ebx: logical,
-        ecx: kind << 8 | index,
-        edx: id,
-    };
-    [level(0, 0, 1, 1), level(1, id_bits, count, 2), level(2, 0, 0, 0)]
+pub fn missing(shown: &[CpuidEntry], supported: &[CpuidEntry]) -> Vec<String> {
+    let mut names = features::missing(shown, supported);
+    let moved = moved_components(shown, supported).into_iter();
+    names.extend(moved.map(|component| format!("xsave component {component} at the guest's offset")));
+    names
 }
 
 /// Whether these leaves have the signature of Hyper-V's interface (TLFS, 2.4).
 pub(super) fn shows_hyperv(shown: &[CpuidEntry]) -> bool {
     shown.iter().any(|e| e.function == 0x4000_0001 && e.eax == u32::from_le_bytes(*b"Hv#1"))
-}
-
-fn is_amd(entries: &[CpuidEntry]) -> bool {
-    entries.iter().any(|e| e.function == 0 && e.ebx == u32::from_le_bytes(*b"Auth"))
 }
 
 /// Converts the leaves for KVM; none if they are too many.
@@ -222,24 +175,5 @@ mod tests {
         assert_eq!(restorable(&host)[0].ecx, 832);
         let without = CpuidEntry { eax: 0b11, ecx: 576, ..leaf(0xd, 0) };
         assert_eq!(restorable(&[without])[0].ecx, 576);
-    }
-
-    #[test]
-    fn every_vcpu_has_its_own_apic_id_and_the_same_package() {
-        let supported = [leaf(1, 0), leaf(2, 0), leaf(0xb, 0), leaf(0x8000_0008, 0), leaf(0x8000_001e, 7)];
-        for id in 0..3 {
-            let entries = for_vcpu(&supported, id, 3);
-            let find = |function, index| {
-                entries.iter().find(|e| (e.function, e.index) == (function, index)).unwrap()
-            };
-            assert_eq!(find(1, 0).ebx >> 24, u32::from(id));
-            assert_eq!(find(1, 0).ebx >> 16 & 0xff, 3);
-            assert_ne!(find(1, 0).edx & HTT, 0);
-            assert_eq!((find(0xb, 1).eax, find(0xb, 1).ebx, find(0xb, 1).edx), (2, 3, u32::from(id)));
-            assert_eq!(find(0x8000_0008, 0).ecx, 2 << 12 | 2);
-            assert!(entries.iter().all(|e| (e.function, e.eax, e.ebx) != (0x8000_001e, 0, 1)));
-            assert!(!entries.iter().any(|e| e.function == 2), "the empty leaf is left out");
-        }
-        assert_eq!(for_vcpu(&supported, 0, 1)[0].edx & HTT, 0);
     }
 }

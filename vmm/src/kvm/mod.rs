@@ -2,7 +2,7 @@
 //!
 //! `vm` and `vcpu` wrap the descriptors, `exit` decodes exits, `msi` sends interrupts. `msr`, `cpuid`, `tsc`,
 //! `xsave`, `irqchip` and `clock` save and restore state, and `serde_mirror` defines its format. `host`
-//! identifies the host.
+//! identifies the host, and `template` changes the CPU that a guest sees.
 
 pub(crate) mod serde_mirror;
 
@@ -24,6 +24,7 @@ pub mod host;
 pub mod irqchip;
 pub(crate) mod msi;
 pub mod msr;
+pub(crate) mod template;
 mod tsc;
 pub mod vcpu;
 pub mod vm;

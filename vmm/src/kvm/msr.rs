@@ -8,7 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::{KvmContext, kvm_error};
 use crate::error::{Error, Result};
 
+pub(crate) mod abilities;
 mod names;
+pub(super) mod template;
 
 /// IA32_TIME_STAMP_COUNTER. Restored first, because timers are relative to it.
 pub const TSC: u32 = 0x10;
@@ -232,9 +234,15 @@ mod tests {
     use super::*;
 
     /// The registers of a vCPU on an older kernel, some of them read-only.
-    struct OlderKernel {
-        values: RefCell<BTreeMap<u32, u64>>,
+    pub(super) struct OlderKernel {
+        pub(super) values: RefCell<BTreeMap<u32, u64>>,
         read_only: Vec<u32>,
+    }
+
+    impl OlderKernel {
+        pub(super) fn with<const N: usize>(values: [(u32, u64); N], read_only: &[u32]) -> Self {
+            Self { values: RefCell::new(values.into()), read_only: read_only.to_vec() }
+        }
     }
 
     impl MsrReader for OlderKernel {
@@ -264,10 +272,7 @@ mod tests {
 
     #[test]
     fn unknown_register_is_skipped_if_its_value_is_0() {
-        let older_kernel = || OlderKernel {
-            values: RefCell::new([(0x10, 1), (0x10a, 5), (0x174, 0)].into()),
-            read_only: vec![0x10a],
-        };
+        let older_kernel = || OlderKernel::with([(0x10, 1), (0x10a, 5), (0x174, 0)], &[0x10a]);
         let msr = |index, value| Msr { index, value: Some(value) };
         let older = older_kernel();
         write(&older, [msr(0x1c4, 0), msr(0x10a, 5), msr(0x1c5, 0), msr(0x174, 9), msr(0x4000_0118, 0)])

@@ -21,6 +21,7 @@ use super::tsc::{Counter, SavedTsc, VcpuTsc};
 use super::vm::VmHandle;
 use super::xsave::XsaveArea;
 use super::{KvmContext, kvm_error};
+use crate::config::cpu::MsrMask;
 use crate::error::{Error, Result};
 use crate::kvm::serde_mirror::{DebugRegs, Events, Regs, Sregs, Xcr};
 use crate::persist::{Base64Bytes, Persist};
@@ -104,14 +105,10 @@ impl Vcpu {
         Ok(Self { fd, kvm: Arc::clone(kvm), id, cpuid, xsave, tsc_rate })
     }
 
-    /// Sets up a fresh vCPU for a cold boot: CPUID, the MSRs that firmware would set, and local interrupts.
-    /// Application processors need no more, because they wait for their SIPI.
-    pub(crate) fn prepare_boot(&mut self, cpuid: &[CpuidEntry]) -> Result<()> {
-        self.set_cpuid(cpuid)?;
-        self.enable_xstate(cpuid)?;
-        let misc_enable_fast_strings = Msr { index: msr::MISC_ENABLE, value: Some(1) };
-        let mtrrs_on_write_back = Msr { index: msr::MTRR_DEF_TYPE, value: Some(1 << 11 | 6) };
-        msr::write(&self.fd, [misc_enable_fast_strings, mtrrs_on_write_back])?;
+    /// Sets up a fresh vCPU for a cold boot: CPUID, the MSRs that firmware would set, those of a CPU
+    /// template, and local interrupts. Application processors need no more, because they wait for their SIPI.
+    pub(crate) fn prepare_boot(&mut self, cpuid: &[CpuidEntry], template: &[MsrMask]) -> Result<()> {
+        self.prepare_cpu(cpuid, template)?;
         let mut lapic = self.fd.get_lapic().context("KVM_GET_LAPIC")?;
         for (register, mode) in [(LVT_LINT0, LVT_EXTINT), (LVT_LINT1, LVT_NMI)] {
             for (byte, value) in lapic.regs[register..].iter_mut().zip(mode.to_le_bytes()) {
@@ -119,6 +116,26 @@ impl Vcpu {
             }
         }
         self.fd.set_lapic(&lapic).context("KVM_SET_LAPIC")
+    }
+
+    /// As [`Vcpu::prepare_boot`], without local interrupts.
+    pub(super) fn prepare_cpu(&mut self, cpuid: &[CpuidEntry], template: &[MsrMask]) -> Result<()> {
+        self.set_cpuid(cpuid)?;
+        self.enable_xstate(cpuid)?;
+        let misc_enable_fast_strings = Msr { index: msr::MISC_ENABLE, value: Some(1) };
+        let mtrrs_on_write_back = Msr { index: msr::MTRR_DEF_TYPE, value: Some(1 << 11 | 6) };
+        msr::write(&self.fd, [misc_enable_fast_strings, mtrrs_on_write_back])?;
+        if template.is_empty() {
+            return Ok(());
+        }
+        let saved = msr::indices(&self.kvm, &self.fd, cpuid::shows_hyperv(cpuid))?;
+        msr::template::apply(&self.fd, template, &saved)
+    }
+
+    /// Sets the leaves of a fresh vCPU, and returns these of its MSRs.
+    pub(super) fn fresh_msrs(&mut self, cpuid: &[CpuidEntry], indices: &[u32]) -> Result<Vec<Msr>> {
+        self.set_cpuid(cpuid)?;
+        msr::read(&self.fd, indices)
     }
 
     /// Enables every XSAVE component of the guest, as its kernel does early. An emulated AMD processor (QEMU

@@ -30,6 +30,7 @@ use crate::error::{Error, Result, report};
 use crate::kvm::clock::{Clock, ClockState};
 use crate::kvm::cpuid;
 use crate::kvm::irqchip::{Irqchip, IrqchipState};
+use crate::kvm::template;
 use crate::kvm::vcpu::VcpuState;
 use crate::machine::board::Board;
 use crate::machine::shell::Shell;
@@ -53,7 +54,7 @@ pub struct Machine {
     let_go: Option<FaultDeadline>,
 }
 
-/// The time that an end or a drop leaves to threads that are blocked on page faults.
+/// The time that a drop leaves to threads that are blocked on page faults.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
 /// The time that a pause leaves to a thread that is blocked on a page fault. The VM ends after it.
 const HALT_LIMIT: Duration = Duration::from_secs(10);
@@ -105,9 +106,13 @@ impl Machine {
         let payload = Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline: &cmdline };
         let entry = volt_kernel::load(self.shell.ram.guest(), &payload, &self.platform.acpi(config.vcpus))?;
         self.platform.begin_generation()?;
-        let cpuid = cpuid::restorable(&cpuid::supported(&self.shell.kvm)?);
+        let (cpuid, msrs) = match &config.cpu_template {
+            None => (cpuid::restorable(&cpuid::supported(&self.shell.kvm)?), &[][..]),
+            Some(template) => (template::leaves(&self.shell.kvm, template)?, &template.msrs[..]),
+        };
+        let topology = cpuid::Topology { vcpus: config.vcpus, smt: config.smt };
         for (id, thread) in (0..).zip(&self.shell.vcpus) {
-            lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&cpuid, id, config.vcpus))?;
+            lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&cpuid, id, topology), msrs)?;
         }
         match self.shell.vcpus.first() {
             Some(boot_vcpu) => lock(&boot_vcpu.vcpu).set_entry(&entry),
@@ -143,12 +148,9 @@ impl Machine {
     }
 
     /// Halts the devices of an ended guest, removes their sockets, and writes its data to the files of its
-    /// disks. Failures are only logged, because no caller can act on them.
+    /// disks. Failures are only logged, because no caller can act on them. The caller
+    /// releases devices that wait for guest memory.
     pub(crate) fn settle(&self) {
-        let why = "the VM ended while a device waited for guest memory";
-        let faults = self.shell.ram.faults();
-        let let_go = faults.map(|faults| faults.let_go_after(DROP_LIMIT, why)).transpose();
-        let _let_go = let_go.inspect_err(|error| log::warn!("{}", report(error)));
         self.platform.halt();
         self.platform.remove_sockets();
         for disk in self.platform.disks().values() {
@@ -166,7 +168,9 @@ impl Machine {
     pub(crate) fn halt_in_time(&self, for_disks: Duration) -> Result<Option<FaultDeadline>> {
         let why = "a thread waited 10 s for a page of guest memory while the VM was to be paused";
         let patience = HALT_LIMIT.saturating_add(for_disks);
-        self.shell.ram.faults().map(|faults| faults.let_go_after(patience, why)).transpose()
+        // A service that watches its pages ends the VM itself.
+        let faults = self.shell.ram.faults().filter(|faults| faults.handler().patience().is_none());
+        faults.map(|faults| faults.let_go_after(patience, why)).transpose()
     }
 
     pub(crate) fn platform(&self) -> &Platform {

@@ -8,12 +8,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::config::{Devices, VmConfig};
+use crate::counters::exits::ExitCounters;
 use crate::devices::platform::Platform;
 use crate::devices::serial::Serial;
 use crate::devices::virtio::block::Block;
+use crate::devices::work::DeviceWork;
 use crate::error::{Error, Result, report};
+use crate::events::VmEvent;
 use crate::machine::Machine;
-use crate::memory::lazy::faults::Faults;
+use crate::memory::lazy::faults::{FaultDeadline, Faults};
+use crate::memory::ram::GuestRam;
 use crate::run_control::{Control, Ending, RunState};
 use crate::sandbox;
 use crate::sync::lock;
@@ -22,6 +26,16 @@ use crate::sync::lock;
 const END_LIMIT: Duration = Duration::from_secs(2);
 /// The highest count of an eventfd (eventfd(2)).
 const MOST: u64 = u64::MAX - 1;
+
+/// The counters of a machine, which need no lock of it.
+#[derive(Debug)]
+pub(crate) struct Work {
+    /// Exits of the vCPUs, in their order.
+    pub vcpus: Vec<Arc<ExitCounters>>,
+    pub devices: DeviceWork,
+    /// Guest memory, whose page tables tell how much there is.
+    pub ram: GuestRam,
+}
 
 /// A machine behind its lock. Before it is dropped, its guest has ended and [`SharedMachine::wait_ending`]
 /// was called.
@@ -33,6 +47,8 @@ pub(crate) struct SharedMachine {
     /// The page faults that fill the memory, if it is filled on touch.
     faults: Option<Arc<Faults>>,
     serial: Arc<Mutex<Serial>>,
+    /// The counters of vCPUs and devices.
+    work: Work,
     /// Locked during work on the whole machine, such as a pause. Locked before any device.
     machine: Mutex<Machine>,
     /// Whether [`SharedMachine::wait_ending`] writes data to the files of disks.
@@ -53,6 +69,11 @@ impl SharedMachine {
             faults: machine.shell().ram.faults().cloned(),
             serial: Arc::clone(&machine.platform().serial),
             disks: machine.platform().disks().values().cloned().collect(),
+            work: Work {
+                vcpus: machine.shell().vcpus.iter().map(|vcpu| Arc::clone(&vcpu.exits)).collect(),
+                devices: machine.platform().counters(),
+                ram: machine.shell().ram.clone(),
+            },
             machine: Mutex::new(machine),
             is_settling: AtomicBool::new(false),
             ended: Mutex::new(None),
@@ -74,6 +95,11 @@ impl SharedMachine {
         &self.control
     }
 
+    /// Returns the counters of vCPUs and devices. A pause does not hold them up.
+    pub fn work(&self) -> &Work {
+        &self.work
+    }
+
     /// Returns the state of the VM.
     pub fn state(&self) -> RunState {
         self.control.state()
@@ -92,7 +118,11 @@ impl SharedMachine {
     /// # Errors
     /// [`Error::NotNow`] if the guest has ended.
     pub fn pause(&self) -> Result<()> {
-        self.pause_machine(&lock(&self.machine), "pause")
+        let machine = lock(&self.machine);
+        let before = self.state();
+        self.pause_machine(&machine, "pause")?;
+        self.tell_change(before);
+        Ok(())
     }
 
     /// Resumes devices and vCPUs.
@@ -101,10 +131,22 @@ impl SharedMachine {
     /// [`Error::NotNow`] if the guest has ended.
     pub fn resume(&self) -> Result<()> {
         let mut machine = lock(&self.machine);
-        if self.state() == RunState::Paused {
+        let before = self.state();
+        if before == RunState::Paused {
             machine.notify_paused()?;
         }
-        self.resume_machine(&mut machine)
+        self.resume_machine(&mut machine)?;
+        self.tell_change(before);
+        Ok(())
+    }
+
+    /// Tells those who follow the VM that its owner changed its state. The machine is locked, so they hear of
+    /// changes in their order.
+    fn tell_change(&self, before: RunState) {
+        let now = self.state();
+        if now != before && now != RunState::Ended {
+            self.control.events().emit(|| VmEvent::State(now));
+        }
     }
 
     /// Runs `act`, called `name`, while the vCPUs and devices are halted. Returns its result and the time
@@ -176,8 +218,11 @@ impl SharedMachine {
         self.wait_parked();
         let ending = self.control.wait_end();
         self.is_settling.store(true, Ordering::SeqCst);
+        // A device may wait for a page of memory, and a pause that waits for it holds the machine's lock.
+        let _let_go = self.release_blocked(END_LIMIT);
         lock(&self.machine).settle();
         self.is_settling.store(false, Ordering::SeqCst);
+        self.control.events().end(&ending);
         ending
     }
 
@@ -193,16 +238,24 @@ impl SharedMachine {
 
     /// Waits for the guest's end. Releases vCPUs that stay blocked on page faults for [`END_LIMIT`] after it.
     fn wait_parked(&self) {
-        let Some(faults) = &self.faults else { return };
+        if self.faults.is_none() {
+            return;
+        }
         self.control.wait_ended();
         if !self.control.wait_parked(END_LIMIT) {
-            let why = "the VM ended while a vCPU waited for guest memory";
-            let let_go = faults.let_go_after(Duration::ZERO, why);
-            let _let_go = let_go.inspect_err(|error| {
-                log::warn!("vCPUs blocked on page faults may delay the end of the VM: {}", report(error));
-            });
+            let _let_go = self.release_blocked(Duration::ZERO);
             while !self.control.wait_parked(END_LIMIT) {}
         }
+    }
+
+    /// Releases threads that are blocked on page faults after this time, until the result is dropped.
+    fn release_blocked(&self, after: Duration) -> Option<FaultDeadline> {
+        let why = "the VM ended while a thread waited for guest memory";
+        let let_go = self.faults.as_ref()?.let_go_after(after, why);
+        let warn = |error: &Error| {
+            log::warn!("threads blocked on page faults may delay the end of the VM: {}", report(error));
+        };
+        let_go.inspect_err(warn).ok()
     }
 
     /// Returns a descriptor that becomes readable when the guest ends. It stays readable, although another

@@ -3,12 +3,15 @@
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
+use crate::counters::exits::{ExitCounters, ExitReason};
 use crate::error;
 use crate::kvm::exit::VmExit;
 use crate::kvm::vcpu::Vcpu;
 use crate::machine::board::{Board, BoardSlot};
 use crate::machine::vcpu_stop::Stop;
+use crate::memory::ram::GuestRam;
 use crate::run_control::{Control, Ending, Kick, Until};
 use crate::sandbox;
 use crate::sandbox::ThreadKind;
@@ -21,6 +24,8 @@ use crate::threads;
 pub struct VcpuThread {
     /// Locked by the thread while the vCPU runs.
     pub vcpu: Arc<Mutex<Vcpu>>,
+    /// Counted by the thread while the vCPU runs.
+    pub exits: Arc<ExitCounters>,
     /// The thread; absent before it is spawned, and for a vCPU that runs on a lent thread.
     thread: Option<JoinHandle<()>>,
 }
@@ -87,13 +92,14 @@ impl VcpuThread {
     /// Returns an error if KVM refuses the signal mask.
     pub fn parked(vcpu: Vcpu) -> error::Result<Self> {
         vcpu.block_signals_in_guest(&signals_blocked(false))?;
-        Ok(Self { vcpu: Arc::new(Mutex::new(vcpu)), thread: None })
+        Ok(Self { vcpu: Arc::new(Mutex::new(vcpu)), exits: Arc::default(), thread: None })
     }
 
     /// Returns the vCPU to run on a lent thread, if it has no thread of its own.
     pub fn without_thread(&self, control: &Arc<Control>, board: &Arc<BoardSlot>) -> Option<LentVcpu> {
         let (control, board) = (Arc::clone(control), Arc::clone(board));
-        let lent = || LentVcpu { vcpu: Arc::clone(&self.vcpu), control, board };
+        let (vcpu, exits) = (Arc::clone(&self.vcpu), Arc::clone(&self.exits));
+        let lent = || LentVcpu { vcpu, exits, control, board };
         self.thread.is_none().then(lent)
     }
 
@@ -102,10 +108,11 @@ impl VcpuThread {
     /// # Errors
     /// Returns an error if the host refuses a thread.
     pub fn spawn(&mut self, id: u8, control: &Arc<Control>, board: &Arc<BoardSlot>) -> error::Result<()> {
-        let (vcpu, control, board) = (Arc::clone(&self.vcpu), Arc::clone(control), Arc::clone(board));
+        let (vcpu, exits) = (Arc::clone(&self.vcpu), Arc::clone(&self.exits));
+        let (control, board) = (Arc::clone(control), Arc::clone(board));
         let body = move || {
             block_signals();
-            take_turns(id, &vcpu, (&control, &board), Until::Quit);
+            take_turns(id, (&vcpu, &exits), (&control, &board), Until::Quit);
         };
         self.thread = Some(threads::spawn(ThreadKind::Vcpu, format_args!("vcpu{id}"), body)?);
         Ok(())
@@ -116,6 +123,7 @@ impl VcpuThread {
 #[derive(Clone, Debug)]
 pub struct LentVcpu {
     vcpu: Arc<Mutex<Vcpu>>,
+    exits: Arc<ExitCounters>,
     control: Arc<Control>,
     board: Arc<BoardSlot>,
 }
@@ -126,7 +134,7 @@ impl LentVcpu {
     pub fn run(self) {
         sandbox::confine_this_thread(ThreadKind::Vcpu);
         let _blocked = BlockedSignals::new();
-        take_turns(0, &self.vcpu, (&self.control, &self.board), Until::GuestEnds);
+        take_turns(0, (&self.vcpu, &self.exits), (&self.control, &self.board), Until::GuestEnds);
     }
 }
 
@@ -196,14 +204,19 @@ fn set_signals(blocked: &libc::sigset_t) -> libc::sigset_t {
     }
 }
 
-fn take_turns(id: u8, vcpu: &Arc<Mutex<Vcpu>>, (control, board): (&Control, &BoardSlot), until: Until) {
+fn take_turns(
+    id: u8,
+    (vcpu, exits): (&Arc<Mutex<Vcpu>>, &ExitCounters),
+    (control, board): (&Control, &BoardSlot),
+    until: Until,
+) {
     let kick: Arc<dyn Kick> = SignalKick::of_this_thread(vcpu);
     while control.wait_for_turn(&kick, until) {
         // Counts the vCPU as parked after the turn, even if the turn panics.
         let turn = Turn { control, kick: &kick };
         // The slot is empty only while the shell is dropped. No further turn comes then.
         if let Some(board) = board.get() {
-            let stop = run_until_parked(&mut lock(vcpu), &board).err();
+            let stop = run_until_parked(&mut lock(vcpu), exits, &board).err();
             stop.into_iter().for_each(|stop| stop.end_guest(id, vcpu, &board));
         }
         drop(turn);
@@ -230,21 +243,49 @@ impl Drop for Turn<'_> {
 ///
 /// # Errors
 /// The vCPU cannot go on.
-fn run_until_parked(vcpu: &mut Vcpu, board: &Board) -> Result<(), Stop> {
+fn run_until_parked(vcpu: &mut Vcpu, exits: &ExitCounters, board: &Board) -> Result<(), Stop> {
     while !board.control.must_exit() {
-        run_once(vcpu, board)?;
+        run_once(vcpu, exits, board)?;
     }
     vcpu.set_immediate_exit(1);
-    while run_once(vcpu, board)? {}
+    while run_once(vcpu, exits, board)? {}
     Ok(())
 }
 
-/// Enters the guest and handles its exit. Returns false if the exit was an interruption.
+/// Returns the reason for which an exit counts.
+fn reason_of(exit: &VmExit<'_>, ram: &GuestRam) -> ExitReason {
+    match exit {
+        VmExit::PioRead { .. } => ExitReason::PioRead,
+        VmExit::PioWrite { .. } => ExitReason::PioWrite,
+        VmExit::MmioRead { address, .. } if !ram.contains(*address) => ExitReason::MmioRead,
+        VmExit::MmioWrite { address, .. } if !ram.contains(*address) => ExitReason::MmioWrite,
+        VmExit::EndOfInterrupt(_) => ExitReason::EndOfInterrupt,
+        VmExit::Interrupted => ExitReason::Interrupted,
+        VmExit::Shutdown | VmExit::SystemEvent(_) => ExitReason::Ended,
+        VmExit::MmioRead { .. } | VmExit::MmioWrite { .. } | VmExit::Unreadable(_) | VmExit::Failed(_) => {
+            ExitReason::Failed
+        }
+    }
+}
+
+/// Enters the guest, handles its exit and counts it. Returns false if the exit was an interruption.
 ///
 /// # Errors
 /// The vCPU cannot go on.
-fn run_once(vcpu: &mut Vcpu, board: &Board) -> Result<bool, Stop> {
-    match vcpu.run() {
+fn run_once(vcpu: &mut Vcpu, exits: &ExitCounters, board: &Board) -> Result<bool, Stop> {
+    let exit = vcpu.run();
+    let (reason, began) = (reason_of(&exit, &board.ram), Instant::now());
+    let handled = handle(exit, board);
+    exits.add(reason, began.elapsed());
+    handled
+}
+
+/// Handles an exit. Returns false if it was an interruption.
+///
+/// # Errors
+/// The vCPU cannot go on.
+fn handle(exit: VmExit<'_>, board: &Board) -> Result<bool, Stop> {
+    match exit {
         VmExit::PioRead { port, size, data } => {
             data.chunks_mut(size).for_each(|data| board.ports.read(port.into(), data));
         }

@@ -12,10 +12,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::PAGE;
 use super::ram::GuestRam;
 use crate::error::{Error, Result};
-use crate::memory::base::{Base, OverlayPages};
-use crate::memory::files::memfd::{fresh, never_huge};
-use crate::memory::lazy::faults::{FaultHandler, Faults};
-use crate::memory::range::Region;
+use crate::memory::base::{Base, OverlayPages, PageSize};
+use crate::memory::files::memfd::{fresh, fresh_huge, lacks_huge_pages, never_huge};
+use crate::memory::lazy::faults::{FaultHandler, Faults, FilledPages};
 use crate::timing::step_done;
 
 /// The content of a guest's RAM.
@@ -23,6 +22,8 @@ use crate::timing::step_done;
 pub enum Backing {
     /// Empty memory: a fresh memfd, mapped shared.
     Fresh,
+    /// Empty memory in huge pages: a fresh memfd of hugetlbfs, mapped shared.
+    FreshHuge,
     /// An immutable base, mapped private, so the guest's writes stay its own.
     Private {
         /// The base, of guest memory's length.
@@ -51,24 +52,42 @@ impl Backing {
     /// # Errors
     /// The host refused the memory.
     pub fn map(self, ram: &GuestRam) -> Result<()> {
+        let is_fresh_huge = matches!(self, Self::FreshHuge);
         let (file, private_to, pages, handler) = match self {
             Self::Fresh => (Arc::new(fresh(ram.len())?), 0, None, None),
+            Self::FreshHuge => (Arc::new(fresh_huge(ram.len())?), 0, None, None),
             Self::Private { base, pages } => (base, ram.len(), pages, None),
             Self::Lazy { handler, pages } => (handler.base(), ram.len(), pages, Some(handler)),
         };
-        let base = Base { file, private_to, over: pages.as_ref().map(|over| Arc::clone(&over.pages)) };
+        let page_size = match &handler {
+            Some(handler) => handler.page_size(),
+            None if is_fresh_huge => PageSize::Huge,
+            None => PageSize::Small,
+        };
+        let over = pages.as_ref().map(|over| Arc::clone(&over.pages));
+        let base = Base { file, private_to, over, page_size };
         let sharing = if base.private_to > 0 { MapFlags::PRIVATE } else { MapFlags::SHARED };
         for region in ram.regions() {
-            map(ram, region.offset..region.offset + region.len, &base.file, sharing)?;
-            if base.private_to == 0 {
-                prefer_huge_pages(ram, region);
+            let range = region.offset..region.offset + region.len;
+            match page_size {
+                PageSize::Small => map(ram, range, &base.file, sharing)?,
+                PageSize::Huge => map_huge(ram, range, &base.file, sharing)?,
             }
+        }
+        if private_to == 0 {
+            prefer_huge_pages(ram);
         }
         if let Some(handler) = handler {
             never_huge(ram.host_address_of(0), ram.len());
             // Registered before the first touch: without it, the kernel would put a page of zeros into the
             // shared base.
-            let faults = Faults::of(ram.host_address_of(0), ram.len(), handler)?;
+            let fills_vm = handler.fills() == FilledPages::Vm;
+            let faults = Faults::of(ram.host_address_of(0), ram.len(), handler);
+            if faults.is_err() && fills_vm {
+                // The handler may have the userfaultfd by now.
+                ram.give_away();
+            }
+            let faults = faults?;
             ram.keep(faults, pages.as_ref().map(|over| &*over.pages));
         }
         pages.iter().try_for_each(|pages| lay_over(ram, pages))?;
@@ -111,15 +130,26 @@ fn copy_over(ram: &GuestRam, run: Range<u64>, file: &File) -> io::Result<()> {
 /// dumps.
 pub(super) fn map(ram: &GuestRam, range: Range<u64>, base: &File, sharing: MapFlags) -> Result<()> {
     let len = range.end - range.start;
-    let refused = |source| Error::host(format!("map {} KiB of guest memory", len >> 10), source);
-    let (start, len) = (ram.host_address_of(range.start), len as usize);
+    map_with(ram, range, base, MapFlags::NORESERVE | sharing)
+        .map_err(|errno| Error::host(format!("map {} KiB of guest memory", len >> 10), errno))
+}
+
+/// As [`map`], of a file in huge pages. Reserves them: without that, a guest whose touch finds the host's
+/// pool empty would end.
+pub(super) fn map_huge(ram: &GuestRam, range: Range<u64>, base: &File, sharing: MapFlags) -> Result<()> {
+    let len = range.end - range.start;
+    map_with(ram, range, base, sharing).map_err(|errno| lacks_huge_pages(len, errno))
+}
+
+fn map_with(ram: &GuestRam, range: Range<u64>, base: &File, flags: MapFlags) -> rustix::io::Result<()> {
+    let (start, len) = (ram.host_address_of(range.start), (range.end - range.start) as usize);
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::FIXED | MapFlags::NORESERVE | sharing;
+    let flags = MapFlags::FIXED | flags;
     // SAFETY: the range is part of the one that `ram` reserved for this purpose, so nothing else is replaced.
-    unsafe { rustix::mm::mmap(start.cast(), len, access, flags, base, range.start) }.map_err(refused)?;
+    unsafe { rustix::mm::mmap(start.cast(), len, access, flags, base, range.start) }?;
     for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
         // SAFETY: this advice affects only forked processes and core dumps.
-        unsafe { rustix::mm::madvise(start.cast(), len, advice) }.map_err(refused)?;
+        unsafe { rustix::mm::madvise(start.cast(), len, advice) }?;
     }
     Ok(())
 }
@@ -127,11 +157,11 @@ pub(super) fn map(ram: &GuestRam, range: Range<u64>, base: &File, sharing: MapFl
 /// A booting kernel touches its memory page by page, and each touch is an exit; with huge pages it touches
 /// hundreds of pages at once. The host's policy decides (/sys/kernel/mm/transparent_hugepage/shmem_enabled:
 /// `advise` suffices, most hosts have `never`).
-fn prefer_huge_pages(ram: &GuestRam, region: &Region) {
-    // SAFETY: advice about a new mapping does not change its content. A kernel without huge pages refuses it,
+pub fn prefer_huge_pages(ram: &GuestRam) {
+    // SAFETY: advice about a mapping does not change its content. A kernel without huge pages refuses it,
     // which does no harm.
     let _ = unsafe {
-        rustix::mm::madvise(ram.host_address(region).cast(), region.len as usize, Advice::LinuxHugepage)
+        rustix::mm::madvise(ram.host_address_of(0).cast(), ram.len() as usize, Advice::LinuxHugepage)
     };
 }
 

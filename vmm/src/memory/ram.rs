@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use vm_memory::bitmap::Bitmap;
@@ -15,9 +16,10 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestRegionMmap};
 use volt_kernel::layout::ram_ranges;
 
 use super::PAGE;
-use crate::memory::base::Base;
+use crate::memory::base::{Base, PageSize};
+use crate::memory::files::data::data_ranges;
 use crate::memory::files::lease::name_of;
-use crate::memory::lazy::faults::Faults;
+use crate::memory::lazy::faults::{Faults, FilledPages};
 use crate::memory::lazy::presence::Presence;
 use crate::memory::own_writes::{GuestMemory, OwnWrites};
 use crate::memory::page_set::PageSet;
@@ -61,6 +63,8 @@ struct RamReservation {
     /// The page faults of memory that they fill. Dropped after the mapping, for the reason that
     /// [`Faults::userfault`] names.
     faults: OnceLock<Arc<Faults>>,
+    /// Another process may still fill memory at these addresses, so that they are not used again.
+    is_given_away: AtomicBool,
 }
 
 // SAFETY: as for the range that it owns.
@@ -77,7 +81,13 @@ impl RamReservation {
         let more = len.checked_add(HUGE).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
         let all = AddressRange::reserve(more).map_err(refused)?;
         let start = all.start.map_addr(|address| address.next_multiple_of(HUGE));
-        Ok(Self { start, len, all: Some(all), faults: OnceLock::new() })
+        Ok(Self {
+            start,
+            len,
+            all: Some(all),
+            faults: OnceLock::new(),
+            is_given_away: AtomicBool::new(false),
+        })
     }
 }
 
@@ -86,6 +96,12 @@ impl Drop for RamReservation {
         // The service of page faults ends first: a late zero-fill would land in another VM's memory.
         if let (Some(faults), Some(range)) = (self.faults.get(), self.all.take()) {
             faults.end(range);
+        }
+        if self.is_given_away.load(Ordering::Relaxed)
+            && let Some(range) = self.all.take()
+        {
+            let _ = range.vacate();
+            std::mem::forget(range);
         }
     }
 }
@@ -180,6 +196,21 @@ impl GuestRam {
         self.with_base(Base::clone)
     }
 
+    /// Whether its pages are huge, so that its base is never frozen ([`Base::page_size`]).
+    #[must_use]
+    pub fn is_huge(&self) -> bool {
+        self.with_base(|base| base.page_size == PageSize::Huge)
+    }
+
+    /// The ranges of data in the base below private pages, in whole pages. Memory in huge pages has none: all
+    /// of its pages count as private.
+    ///
+    /// # Errors
+    /// The file system cannot tell.
+    pub fn data_of_base(&self) -> io::Result<Vec<Range<u64>>> {
+        if self.is_huge() { Ok(Vec::new()) } else { data_ranges(&self.base().file, self.len()) }
+    }
+
     /// Calls `act` with the base, which cannot change meanwhile.
     ///
     /// # Panics
@@ -198,6 +229,17 @@ impl GuestRam {
     #[must_use]
     pub fn faults(&self) -> Option<&Arc<Faults>> {
         self.reservation.faults.get()
+    }
+
+    /// The page faults whose service fills this VM's own pages, and not the base.
+    #[must_use]
+    pub fn own_faults(&self) -> Option<&Arc<Faults>> {
+        self.faults().filter(|faults| faults.handler().fills() == FilledPages::Vm)
+    }
+
+    /// Keeps the addresses from being used again, because another process may still fill memory there.
+    pub(super) fn give_away(&self) {
+        self.reservation.is_given_away.store(true, Ordering::Relaxed);
     }
 
     /// Keeps the page faults until after the memory is unmapped. Devices ask for pages before they touch

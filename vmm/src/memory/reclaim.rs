@@ -2,7 +2,7 @@
 //!
 //! In a private mapping, the private page is dropped and the base's content shows again. The base is never
 //! touched, because others may share it. In the shared mapping of a memfd, a hole is punched, and the page is
-//! zero.
+//! zero. Memory in huge pages stays: guests return pages of 4 KiB, which cannot be dropped alone.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -18,11 +18,11 @@ use crate::error::{Error, Result};
 use crate::memory::own_writes::presence;
 
 /// Returns `len` bytes of guest memory at `gpa`, and discards their content. The caller makes sure that
-/// nothing else maps shared memory.
+/// nothing else maps shared memory. Huge pages are not returned: the result is the number of bytes that were.
 ///
 /// # Errors
 /// The range is not made of whole pages of RAM, or the host refuses.
-pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
+pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<u64> {
     let failed = |source: io::Error| {
         Error::host(format!("return {} KiB of guest memory at {gpa:#x} to the host", len >> 10), source)
     };
@@ -36,6 +36,10 @@ pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
     };
     let start = region.offset + gpa - region.gpa;
     let end = start + len;
+    if ram.is_huge() {
+        // The guest may use it again, with its old content.
+        return Ok(0);
+    }
     let done = ram.with_base(|base| {
         let private_to = base.private_to.clamp(start, end);
         if let Some(presence) = presence(ram.guest()) {
@@ -50,7 +54,7 @@ pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
     });
     // Recorded for captures that copied the old content.
     ram.mark_written(gpa, len);
-    done.map_err(|errno| failed(errno.into()))
+    done.map(|()| len).map_err(|errno| failed(errno.into()))
 }
 
 /// Drops the private pages of a range.

@@ -13,16 +13,16 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 
 use super::message::{PagerRequest, PagerResponse, VERSION};
-use super::options::PagerOptions;
+use super::options::{PagerOptions, deadline_after};
 use super::place::PagerPlace;
 use crate::error::{Error, Result};
 use crate::memory::lazy::faults::Faults;
 use crate::packets::{receive_until, send};
-use crate::paths;
 use crate::paths::process::Process;
 #[cfg(any(test, feature = "internal"))]
 use crate::paths::program::ProgramPattern;
 use crate::paths::program::{Program, Stream};
+use crate::paths::{self, PagerSocket};
 use crate::sockets::peer_of;
 use crate::sync::lock;
 
@@ -87,7 +87,7 @@ impl Target {
 
     /// End of a wait that starts now.
     pub(super) fn deadline(&self) -> Instant {
-        Instant::now() + self.options.patience
+        deadline_after(self.options.patience)
     }
 
     /// Connects and gets the base. Starts a pager if none runs.
@@ -140,7 +140,7 @@ impl Target {
     }
 
     fn connect(&self) -> io::Result<OwnedFd> {
-        let socket = paths::connect_to_pager(&self.place.socket())?;
+        let socket = paths::connect_to_pager(&self.place.socket(), PagerSocket::Packets)?;
         let own = rustix::process::geteuid().as_raw();
         match peer_of(&socket)?.user == own {
             true => Ok(socket),

@@ -3,10 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::counters::faults::FaultMetrics;
 use crate::memory::lazy::prefetch::Reading;
 
 /// Version of the messages. Both ends are the same program, unless it is updated under running VMs.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// A request of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +55,8 @@ pub enum PagerResponse {
         touched: u64,
         /// Progress of reading ahead, once it has begun.
         prefetch: Option<Reading>,
+        /// Page faults of the VM that this pager answered.
+        answered: Option<Box<FaultMetrics>>,
     },
     /// No list is fetched ahead, with the reason.
     NotPrefetched(String),

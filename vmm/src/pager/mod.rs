@@ -44,6 +44,7 @@
 
 pub mod client;
 pub(crate) mod connection;
+pub mod handler;
 pub mod list;
 pub mod message;
 pub mod options;

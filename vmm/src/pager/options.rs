@@ -1,12 +1,20 @@
 //! Options for finding and starting the pager of a VM.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::place::{check_group, default_directory};
 use crate::error::Result;
+
+/// Longest patience with a pager or a memory handler. A clock has no later time than some longer ones.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(1 << 32);
+
+/// The end of a wait of so much patience that starts now.
+pub(super) fn deadline_after(patience: Duration) -> Instant {
+    Instant::now() + patience.min(LONGEST_PATIENCE)
+}
 
 /// The pager of a VM, and the way to start it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,11 +12,15 @@ use rustix::fs::OFlags;
 use crate::error::{Error, Invalid, Result};
 use crate::paths;
 
-/// The default directory.
+/// The default directory. Root has one place, whichever user's environment it has.
 #[must_use]
 pub fn default_directory() -> PathBuf {
-    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    own.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("volt-vmm")
+    let variable = |name| std::env::var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    if let Some(given) = variable("VOLT_RUN_DIR") {
+        return given;
+    }
+    let own = variable("XDG_RUNTIME_DIR").filter(|_| !rustix::process::geteuid().is_root());
+    own.unwrap_or_else(|| PathBuf::from("/run")).join("volt-vmm")
 }
 
 /// Longest name of a group, in bytes: the path of a socket must be short.

@@ -397,8 +397,10 @@ impl<'s> Server<'s> {
         let client = self.clients.get(&fd).ok_or("the VM is not connected")?;
         let fetched = client.service.as_ref().and_then(|service| service.fetched(client.ahead.get()));
         let fetched = fetched.ok_or("the VM has not asked for a base")?;
-        let Fetched { chunk_len, touched, ahead, prefetch } = fetched;
-        let answer = PagerResponse::Fetched { chunk_len, touched, prefetch };
+        let Fetched { chunk_len, touched, ahead, prefetch, answered: _ } = fetched;
+        let answered = client.service.as_ref().zip(client.number);
+        let answered = answered.and_then(|(service, number)| service.answered(number)).map(Box::new);
+        let answer = PagerResponse::Fetched { chunk_len, touched, prefetch, answered };
         match list(&ahead) {
             Ok(list) => tell(socket, &answer, Some(&list)),
             // The VM waits a second for the answer and then continues without it.

@@ -14,6 +14,7 @@ use super::client::ClientState;
 use super::connection::PAUSE;
 use super::list::listed;
 use super::message::{PagerRequest, PagerResponse};
+use super::options::deadline_after;
 use crate::error::report;
 use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::Fetched;
@@ -75,7 +76,7 @@ impl ClientState {
         let tick = (self.target.options.patience / TICKS).max(SHORTEST_TICK);
         let mut unanswered: Option<u32> = None;
         loop {
-            match receive_until::<PagerResponse>(socket, Instant::now() + tick) {
+            match receive_until::<PagerResponse>(socket, deadline_after(tick)) {
                 Ok(Some((said, beside))) => {
                     unanswered = None;
                     self.handle_message(said, beside, faults);
@@ -140,9 +141,10 @@ impl ClientState {
                     faults.refuse(start..end);
                 }
             }
-            PagerResponse::Fetched { chunk_len, touched, prefetch } => {
+            PagerResponse::Fetched { chunk_len, touched, prefetch, answered } => {
                 let ahead = beside.and_then(|list| listed(&list.into(), self.target.memory_len).ok());
-                let fetched = ahead.map(|ahead| Fetched { chunk_len, touched, ahead, prefetch });
+                let answered = answered.map(|answered| *answered);
+                let fetched = ahead.map(|ahead| Fetched { chunk_len, touched, ahead, prefetch, answered });
                 lock(&self.connection).fetched = fetched;
                 self.changed.notify_all();
             }

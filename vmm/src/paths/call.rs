@@ -57,10 +57,19 @@ pub(super) enum PathCall {
     PathOf,
     /// The kernel's description of the file beside the call (`/proc/PID/fdinfo` of proc(5)).
     InfoOf,
-    /// Connects to a pager's socket of packets, without a wait.
-    ConnectToPager,
+    /// Connects to the socket of a process that fills memory, without a wait.
+    ConnectToPager(PagerSocket),
     /// Binds this TCP port of 127.0.0.1 for a moment.
     CheckPort(u16),
+}
+
+/// The socket of a process that fills guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PagerSocket {
+    /// A pager's: packets.
+    Packets,
+    /// A memory handler's: a stream.
+    Stream,
 }
 
 /// The result of a call.
@@ -119,9 +128,13 @@ impl PathCall {
                 let number = at.as_raw_fd();
                 return Ok(Answer::Text(std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?));
             }
-            Self::ConnectToPager => {
+            Self::ConnectToPager(kind) => {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-                let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+                let kind = match kind {
+                    PagerSocket::Packets => SocketType::SEQPACKET,
+                    PagerSocket::Stream => SocketType::STREAM,
+                };
+                let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
                 connect(&socket, &SocketAddrUnix::new(path)?)?;
                 return Ok(Answer::Opened(socket));
             }

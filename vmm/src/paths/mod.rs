@@ -33,6 +33,7 @@ use std::sync::OnceLock;
 use rustix::fs::{Dir, OFlags, ResolveFlags};
 
 pub use ahead::OpenedAhead;
+pub use call::PagerSocket;
 use call::{Answer, PathCall, PathText};
 
 use crate::holders::{self, Holder};
@@ -324,9 +325,10 @@ pub fn listen(
     Ok((socket.into(), file))
 }
 
-/// Connects to the socket of a pager. Does not wait for room in the queue of one that accepts no connections.
-pub fn connect_to_pager(path: &Path) -> io::Result<OwnedFd> {
-    make(None, path, PathCall::ConnectToPager)?.descriptor()
+/// Connects to the socket of a pager or memory handler. Does not wait for room in the queue of one that
+/// accepts no connections.
+pub fn connect_to_pager(path: &Path, kind: PagerSocket) -> io::Result<OwnedFd> {
+    make(None, path, PathCall::ConnectToPager(kind))?.descriptor()
 }
 
 /// The process that has the lock of a file, if it can be found.

@@ -85,6 +85,13 @@ pub(crate) fn start(duties: &Duties<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Wakes the opener and the starter, and does not wait for them. They are then confined before the first
+/// request, which need not wait for that.
+#[cfg(any(test, feature = "internal"))]
+pub fn wake() {
+    BESIDE.get().into_iter().for_each(Beside::wake);
+}
+
 /// Wakes the opener and the starter. Returns once they are confined, or have ended.
 pub(crate) fn greet() {
     let Some(processes) = BESIDE.get() else { return };

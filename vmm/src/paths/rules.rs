@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
 
-use super::call::PathCall;
+use super::call::{PagerSocket, PathCall};
 use crate::sockets::connect_to_file;
 
 /// The files that the opener may open once the guest runs.
@@ -161,14 +161,19 @@ impl Rules {
         }
     }
 
-    /// Returns the place of a pager's socket, in the directory that it had when it was allowed.
+    /// Returns the place of a pager's socket, with the directory that it had when it was allowed. A memory
+    /// handler is reached once: a VM that lost it gets no other.
     ///
     /// # Errors
     /// It was not allowed.
-    pub fn place_of_pager(&self, path: &Path) -> io::Result<PathBuf> {
-        let known = self.pagers.iter().rfind(|(known, _)| known == path);
-        let (path, parent) = known.ok_or(ErrorKind::PermissionDenied)?;
-        Ok(in_directory(parent, path).unwrap_or_else(|| path.clone()))
+    pub fn place_of_pager(&mut self, path: &Path, kind: PagerSocket) -> io::Result<(PathBuf, OwnedFd)> {
+        let known = self.pagers.iter().rposition(|(known, _)| known == path);
+        let known = known.ok_or(ErrorKind::PermissionDenied)?;
+        let (path, parent) = match kind {
+            PagerSocket::Packets => (self.pagers[known].0.clone(), self.pagers[known].1.try_clone()?),
+            PagerSocket::Stream => self.pagers.swap_remove(known),
+        };
+        Ok((in_directory(&parent, &path).unwrap_or(path), parent))
     }
 
     /// Refuses a directory outside the bounds, if they hold.
@@ -353,20 +358,38 @@ mod tests {
         }
         let bounds = Bounds { directories: vec![inside.clone()], ..Bounds::default() };
         let removal = || PathCall::Remove { is_directory: false };
+        let place_of_pager = |rules: &mut Rules, directory: &Path| {
+            rules.place_of_pager(&directory.join("pager"), PagerSocket::Packets)
+        };
         let mut rules = Rules::new(Some(&bounds));
         assert_eq!(kind(rules.check(None, &outside.join("file"), &removal())), Ok(()));
         rules.allow_pager(outside.join("pager"));
         rules.seal();
-        rules.allow_pager(inside.join("new"));
+        rules.allow_pager(inside.join("pager"));
         let forbidden = Err(ErrorKind::PermissionDenied);
         assert_eq!(kind(rules.check(None, &outside.join("file"), &removal())), forbidden);
         assert_eq!(kind(rules.check(None, &inside.join("file"), &removal())), Ok(()));
-        assert_eq!(kind(rules.place_of_pager(&outside.join("pager"))), Ok(()));
-        assert_eq!(kind(rules.place_of_pager(&inside.join("new"))), forbidden);
+        assert_eq!(kind(place_of_pager(&mut rules, &outside)), Ok(()));
+        assert_eq!(kind(place_of_pager(&mut rules, &inside)), forbidden);
         let mut rules = Rules::new(Some(&Bounds { from_start: true, ..bounds }));
         assert_eq!(kind(rules.allow(None, &outside.join("vsock"))), forbidden);
         rules.allow_pager(outside.join("pager"));
-        assert_eq!(kind(rules.place_of_pager(&outside.join("pager"))), forbidden);
+        assert_eq!(kind(place_of_pager(&mut rules, &outside)), forbidden);
         rules.allow(None, &inside.join("vsock")).unwrap();
+    }
+
+    #[test]
+    fn pager_is_reached_again_and_a_memory_handler_once() {
+        let scratch = ScratchDir::new();
+        let path = scratch.join("socket");
+        for (socket, again) in
+            [(PagerSocket::Packets, Ok(())), (PagerSocket::Stream, Err(ErrorKind::PermissionDenied))]
+        {
+            let mut rules = Rules::new(None);
+            rules.allow_pager(path.clone());
+            rules.seal();
+            assert_eq!(kind(rules.place_of_pager(&path, socket)), Ok(()));
+            assert_eq!(kind(rules.place_of_pager(&path, socket)), again);
+        }
     }
 }

@@ -346,9 +346,12 @@ fn answer_call(
         _ => path,
     };
     let at = beside.map(AsFd::as_fd);
-    let path = match call {
-        PathCall::ConnectToPager => rules.place_of_pager(&path)?,
-        _ => path,
+    let (path, _parent) = match call {
+        PathCall::ConnectToPager(kind) => {
+            let (place, parent) = rules.place_of_pager(&path, kind)?;
+            (place, Some(parent))
+        }
+        _ => (path, None),
     };
     let pinned = Pinned::new(at, path, call)?;
     rules.check(at, &pinned.path, &pinned.call)?;

@@ -106,7 +106,7 @@ pub fn replay(
     let path = store.path_of(name)?;
     let (manifest, file) = state::read_manifest(&path)?;
     let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
-    let grants = Grants { origin: &origin, snapshot: &path, allowed };
+    let grants = Grants::of_paths(&origin, &path, allowed);
     let metadata = manifest.metadata;
     let own = || path.join(WORKING_SET_FILE);
     let recording = recording.map_or_else(own, Path::to_owned);

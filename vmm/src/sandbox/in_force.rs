@@ -17,6 +17,7 @@ static IN_DOMAIN: [AtomicU8; ThreadKind::ALL.len()] = [const { AtomicU8::new(UNK
 
 /// The confinement in force for a kind of thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[non_exhaustive]
 pub struct KindInForce {
     /// Name of the kind ([`ThreadKind::name`]).
@@ -27,6 +28,7 @@ pub struct KindInForce {
 
 /// The confinement in force for this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[non_exhaustive]
 pub struct InForce {
     /// Whether the process is confined.

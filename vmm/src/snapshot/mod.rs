@@ -18,6 +18,7 @@ pub use crate::snapshot::format::working_set::WorkingSet;
 pub use crate::snapshot::opened::chunks::serve_pager;
 pub use crate::snapshot::opened::memory::Unpack;
 pub use crate::snapshot::opened::state::version_of;
+pub use crate::snapshot::restore::host_fit::features_missing_here;
 pub use crate::snapshot::restore::open::Snapshot;
 pub use crate::snapshot::restore::options::RestoreOptions;
 pub use crate::snapshot::restore::record::{RecordUntil, RecordingSummary, WorkingSetHits};

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::counters::faults::FaultMetrics;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::dirty::populated::{mapped_pages, private_pages};
@@ -17,6 +18,7 @@ use crate::vm::working_set::PrefetchState;
 
 /// Memory that a VM holds, and chunks fetched for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[non_exhaustive]
 pub struct MemoryUsage {
     /// Bytes of the base under guest memory. For a VM without snapshots, all memory that the guest touched;
@@ -34,6 +36,7 @@ pub struct MemoryUsage {
 
 /// Chunks of packed memory in the base. All VMs over the base share the count of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[non_exhaustive]
 pub struct Chunks {
     /// Bytes of a chunk.
@@ -53,10 +56,16 @@ impl Vm {
     /// # Errors
     /// The host does not tell.
     pub fn memory_usage(&self) -> Result<MemoryUsage> {
-        let ram = self.machine.on_machine(|machine| machine.shell().ram.clone());
+        self.memory_and_faults().map(|(usage, _)| usage)
+    }
+
+    /// As [`Vm::memory_usage`], with the answered page faults of memory that is filled on touch.
+    pub(super) fn memory_and_faults(&self) -> Result<(MemoryUsage, Option<FaultMetrics>)> {
+        // Not from the machine, whose lock a pause may hold for long.
+        let ram = &self.machine.work().ram;
         let base = ram.base().file.metadata();
         let base = base.map_err(|source| Error::host("look at the base of guest memory", source))?;
-        let private_bytes = private_pages(&ram)?.len() * PAGE;
+        let private_bytes = private_pages(ram)?.len() * PAGE;
         let ahead = lock(&self.ahead);
         let list = match &*ahead {
             PrefetchState::Shared(runs) => Some(runs),
@@ -69,13 +78,15 @@ impl Vm {
             PrefetchState::Shared(_) => fetched.as_ref().and_then(|fetched| fetched.prefetch),
         };
         drop(ahead);
-        let chunks = fetched.map(|fetched| chunks(&ram, &fetched)).transpose()?;
-        Ok(MemoryUsage { base_bytes: base.blocks() * 512, private_bytes, chunks, prefetch })
+        let faults = fetched.as_ref().and_then(|fetched| fetched.answered);
+        let faults = faults.or_else(|| ram.faults().and_then(|faults| faults.answered()));
+        let chunks = fetched.map(|fetched| chunks(ram, &fetched)).transpose()?;
+        Ok((MemoryUsage { base_bytes: base.blocks() * 512, private_bytes, chunks, prefetch }, faults))
     }
 }
 
 fn chunks(ram: &GuestRam, fetched: &Fetched) -> Result<Chunks> {
-    let Fetched { chunk_len, touched, ahead, prefetch: _ } = fetched;
+    let Fetched { chunk_len, touched, ahead, prefetch: _, answered: _ } = fetched;
     let mut mapped = mapped_pages(ram)?;
     // Pages over the base are present, and do not show a touch of the base.
     ram.base().over.iter().for_each(|over| mapped.remove_all(over));

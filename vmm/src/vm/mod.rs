@@ -3,20 +3,23 @@
 pub mod devices;
 pub(crate) mod lent;
 pub(crate) mod memory_usage;
+pub(crate) mod metrics;
 pub(crate) mod provisional;
 mod restore;
 pub(crate) mod working_set;
 
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 use crate::config::sharing;
-use crate::config::{FileRef, IrqchipKind, VmConfig};
+use crate::config::{CpuTemplate, FileRef, HugePages, IrqchipKind, VmConfig};
 use crate::console::Console;
+use crate::counters::snapshots::{ActPauses, SnapshotAct, SnapshotCounters};
 use crate::devices::platform::Platform;
 use crate::error::{Error, Invalid, Result};
+use crate::events::VmEvent;
 use crate::machine::Machine;
 use crate::machine::pool::Pool;
 use crate::machine::shared::SharedMachine;
@@ -33,11 +36,12 @@ use crate::snapshot::take;
 use crate::snapshot::take::capture::CaptureStats;
 use crate::snapshot::take::writer;
 use crate::snapshot::transfer::in_memory;
-use crate::snapshot::{RestoreOptions, RewindStats, Snapshot, SnapshotFiles, SnapshotOptions};
+use crate::snapshot::{RestoreOptions, RewindStats, Snapshot, SnapshotFiles, SnapshotKind, SnapshotOptions};
 use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::store::files::NewFiles;
 use crate::sync::lock;
+use crate::timing::RestorePhases;
 use crate::vm::lent::LentVm;
 use crate::vm::provisional::ProvisionalVm;
 use crate::vm::working_set::PrefetchState;
@@ -63,6 +67,10 @@ pub struct Vm {
     pub(crate) machine: SharedMachine,
     /// The state of reading ahead.
     pub(crate) ahead: Mutex<PrefetchState>,
+    /// Durations of the restore; absent after a boot.
+    phases: Option<RestorePhases>,
+    /// Counts snapshots, from the first on.
+    snapshots: OnceLock<Box<SnapshotCounters>>,
     /// Dropped last, after the guest's end.
     pub(crate) recording: Option<Recording>,
 }
@@ -79,6 +87,8 @@ impl Vm {
             history: Mutex::new(history),
             machine,
             ahead: Mutex::new(PrefetchState::Nothing),
+            phases: None,
+            snapshots: OnceLock::new(),
             recording: None,
         }
     }
@@ -108,6 +118,13 @@ impl Vm {
     /// [`Error::NotNow`] if the guest has ended.
     pub fn pause(&self) -> Result<()> {
         self.machine.pause()
+    }
+
+    /// Calls `act` at each event of the VM from now on, on the thread that brings it about. It must not
+    /// block, nor call the VM. The end is told once a call of [`Vm::wait_ending`] or [`Vm::wait_timeout`] has
+    /// found it.
+    pub fn follow(&self, act: impl Fn(&VmEvent) + Send + 'static) {
+        self.machine.control().events().follow(act);
     }
 
     /// Resumes devices and vCPUs. Resuming a running VM succeeds.
@@ -142,6 +159,15 @@ impl Vm {
         name: &str,
         options: &SnapshotOptions,
     ) -> Result<CaptureStats> {
+        self.counted(act_of(options), pauses_of, || self.snapshot_to_directory(store, name, options))
+    }
+
+    fn snapshot_to_directory(
+        &self,
+        store: &Store,
+        name: &str,
+        options: &SnapshotOptions,
+    ) -> Result<CaptureStats> {
         options.validate(self.config().memory_bytes())?;
         self.warn_of_disks_that_go_on();
         let mut history = lock(&self.history);
@@ -165,6 +191,14 @@ impl Vm {
     /// # Errors
     /// As [`Vm::snapshot_with`]; or a disk has a layer, or the options ask for packed memory.
     pub fn snapshot_to_files(
+        &self,
+        files: &SnapshotFiles,
+        options: &SnapshotOptions,
+    ) -> Result<CaptureStats> {
+        self.counted(act_of(options), pauses_of, || self.snapshot_to_two_files(files, options))
+    }
+
+    fn snapshot_to_two_files(
         &self,
         files: &SnapshotFiles,
         options: &SnapshotOptions,
@@ -210,7 +244,9 @@ impl Vm {
     /// # Errors
     /// As [`Vm::snapshot_in_memory`]; or [`Error::Cancelled`], and the VM is as it was.
     pub fn snapshot_in_memory_with(&self, progress: &Progress) -> Result<Snapshot> {
-        in_memory::snapshot(&self.machine, &mut lock(&self.history), progress)
+        let pauses = |(_, stats): &(_, CaptureStats)| pauses_of(stats);
+        let take = || in_memory::snapshot(&self.machine, &mut lock(&self.history), progress);
+        self.counted(SnapshotAct::InMemory, pauses, take).map(|(snapshot, _)| snapshot)
     }
 
     /// Forks the VM: makes a VM for each of `children`, which all run on from the same instant as this one.
@@ -249,7 +285,23 @@ impl Vm {
     /// The VM was not restored, has ended, or has such a disk; then it is as it was. Or the host refuses
     /// midway; then the VM has ended.
     pub fn rewind(&self) -> Result<RewindStats> {
-        rewind::rewind(&self.machine, &mut lock(&self.history))
+        let pauses = |stats: &RewindStats| ActPauses { paused: stats.paused, ..ActPauses::default() };
+        let rewind = || rewind::rewind(&self.machine, &mut lock(&self.history));
+        self.counted(SnapshotAct::Rewind, pauses, rewind)
+    }
+
+    /// Runs an act and counts it.
+    fn counted<T>(
+        &self,
+        act: SnapshotAct,
+        pauses: impl FnOnce(&T) -> ActPauses,
+        run: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let began = Instant::now();
+        let done = run();
+        let counters = self.snapshots.get_or_init(Box::default);
+        counters.add(act, began.elapsed(), done.as_ref().ok().map(pauses));
+        done
     }
 
     /// Takes read leases on the files that a restored VM's memory is made of, where the host allows it. The
@@ -268,16 +320,16 @@ impl Vm {
         self.machine.type_in(bytes)
     }
 
-    /// Presses the guest's power button (ACPI), which asks the guest to end. Nothing happens if it has no
-    /// driver for the button, or does not run.
+    /// Asks the guest to end: presses Ctrl-Alt-Del if it drives the keyboard, otherwise the power button
+    /// (ACPI). Nothing happens if it drives neither, or does not run.
     ///
     /// # Errors
     /// [`Error::NotNow`] if the guest has ended; or KVM refuses the interrupt.
-    pub fn press_power_button(&self) -> Result<()> {
+    pub fn request_end(&self) -> Result<()> {
         if self.state() == RunState::Ended {
-            return Err(Error::NotNow { act: "press the power button", state: "has ended" });
+            return Err(Error::NotNow { act: "ask the guest to end", state: "has ended" });
         }
-        self.machine.on_platform(Platform::press_power_button)
+        self.machine.on_platform(Platform::request_end)
     }
 
     /// Ends the VM at once. [`Vm::wait_ending`] then returns [`Ending::Stopped`], unless the guest ended
@@ -293,6 +345,7 @@ impl Vm {
     pub fn wait(&self) -> Result<()> {
         match self.wait_ending()? {
             Ending::Poweroff | Ending::Reboot | Ending::Stopped => Ok(()),
+            Ending::Panicked => Err(Error::Crashed("kernel panic".to_owned())),
             Ending::TripleFault => Err(Error::Crashed("triple fault".to_owned())),
         }
     }
@@ -334,6 +387,18 @@ impl Vm {
     pub fn is_settling(&self) -> bool {
         self.machine.is_settling()
     }
+}
+
+/// The kind of a snapshot, by its options.
+fn act_of(options: &SnapshotOptions) -> SnapshotAct {
+    match options.kind {
+        SnapshotKind::Full => SnapshotAct::Full,
+        SnapshotKind::Diff => SnapshotAct::Diff,
+    }
+}
+
+fn pauses_of(stats: &CaptureStats) -> ActPauses {
+    ActPauses { paused: stats.paused, disks_stopped: stats.disks_stopped }
 }
 
 fn log_pauses(snapshot: &str, stats: &CaptureStats) {
@@ -408,6 +473,20 @@ impl VmBuilder {
         self
     }
 
+    /// Whether each two vCPUs are threads of one core; false by default.
+    #[must_use]
+    pub fn smt(mut self, smt: bool) -> Self {
+        self.config.smt = smt;
+        self
+    }
+
+    /// Size of the pages under guest memory; 4 KiB by default.
+    #[must_use]
+    pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
+        self.config.huge_pages = huge_pages;
+        self
+    }
+
     /// Place of the interrupt controllers; split by default.
     #[must_use]
     pub fn irqchip(mut self, irqchip: IrqchipKind) -> Self {
@@ -419,6 +498,13 @@ impl VmBuilder {
     #[must_use]
     pub fn vmgenid(mut self, vmgenid: bool) -> Self {
         self.config.vmgenid = vmgenid;
+        self
+    }
+
+    /// Changes of the CPU that the guest sees; none by default.
+    #[must_use]
+    pub fn cpu_template(mut self, template: CpuTemplate) -> Self {
+        self.config.cpu_template = Some(Box::new(template));
         self
     }
 
@@ -495,7 +581,11 @@ impl VmBuilder {
             kernel.ok_or_else(|| Error::config("kernel", "no kernel given; a VM needs one to boot"))?;
         config.validate_boot()?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
-        Backing::Fresh.map(&ram)?;
+        let backing = match config.huge_pages {
+            HugePages::None | HugePages::Transparent => Backing::Fresh,
+            HugePages::Hugetlb => Backing::FreshHuge,
+        };
+        backing.map(&ram)?;
         let shell = Shell::new(ram, VmShape::of(&config), FirstVcpu::OwnThread)?;
         let mut machine = Machine::new(shell, &config, console)?;
         machine.boot(&config)?;

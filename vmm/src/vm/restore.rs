@@ -5,7 +5,7 @@ use crate::machine::shell::FirstVcpu;
 use crate::run_control::RunState;
 use crate::snapshot::restore::open::Restored;
 use crate::snapshot::{RestoreOptions, Snapshot};
-use crate::timing::step_done;
+use crate::timing::{PhaseClock, step_done};
 use crate::vm::Vm;
 use crate::vm::lent::LentVm;
 use crate::vm::provisional::ProvisionalVm;
@@ -50,13 +50,17 @@ impl Snapshot {
 
     fn assemble(&self, options: RestoreOptions, first: FirstVcpu) -> Result<ProvisionalVm> {
         let resume = options.resume;
-        let Restored { machine, history, ahead, recording, layers } = self.restored(options, first)?;
-        let vm = Vm::of(machine, history).with_working_set(ahead, recording);
+        let Restored { machine, history, ahead, recording, layers, mut phases } =
+            self.restored(options, first)?;
+        let mut vm = Vm::of(machine, history).with_working_set(ahead, recording);
         if resume {
+            let mut clock = PhaseClock::start();
             // A device may touch unavailable memory before a vCPU runs. The VM's end tells the cause.
             vm.resume().or_else(|error| if vm.state() == RunState::Ended { Ok(()) } else { Err(error) })?;
             step_done("resume");
+            phases.resume = clock.phase_done();
         }
+        vm.phases = Some(phases);
         Ok(ProvisionalVm::new(vm, layers))
     }
 }

@@ -195,7 +195,7 @@ fn panic_of_a_device_is_logged_once() {
         driver.transport.resume().unwrap();
     }
     driver.transport.halt();
-    assert_eq!(driver.transport.log.written(), 1);
+    assert_eq!(driver.transport.failures.log.written(), 1);
 }
 
 #[test]
@@ -401,7 +401,11 @@ fn guest_that_breaks_its_device_in_a_loop_floods_no_log() {
         driver.wait_broken();
         driver.set_up(!0);
     }
-    assert!(driver.transport.log.left_out() > 150, "{} lines were left out", driver.transport.log.left_out());
+    assert!(
+        driver.transport.failures.log.left_out() > 150,
+        "{} lines were left out",
+        driver.transport.failures.log.left_out()
+    );
 }
 
 #[allow(unsafe_code)]

@@ -217,6 +217,15 @@ impl<'m> Buffers<'m> {
         done
     }
 
+    /// Copies from the front to `bytes`, and takes nothing. Returns the number of bytes copied.
+    pub fn peek(&self, bytes: &mut [u8]) -> usize {
+        let mut done = 0;
+        for piece in self.pieces.iter() {
+            done += piece.copy_to(&mut bytes[done..]);
+        }
+        done
+    }
+
     /// Copies from `bytes` to the front. Returns the number of bytes copied.
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let mut done = 0;

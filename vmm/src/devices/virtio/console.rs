@@ -24,11 +24,14 @@ use super::watch::Watch;
 use super::{ChainOutcome, DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::ConsoleConfig;
 use crate::console::AtLine;
+use crate::counters::device::{DeviceOperations, OperationKind};
 use crate::error::{Error, Result};
 use crate::persist::{NoState, Persist};
 
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
+/// Operations as the counters name them, with the numbers of their queues.
+const OPERATIONS: &[OperationKind] = &[OperationKind::new("receive"), OperationKind::new("transmit")];
 /// Maximum of kept output, in bytes.
 const BACKLOG: usize = 64 << 10;
 /// Maximum taken from one chain: a guest may describe 4 GiB of output with the same few bytes.
@@ -230,6 +233,10 @@ impl PendingOutput {
 impl VirtioDevice for VirtioConsole {
     fn kind(&self) -> DeviceKind {
         DeviceKind { id: 3, queues: &[64, 64] }
+    }
+
+    fn operations(&self) -> DeviceOperations {
+        DeviceOperations { operations: OPERATIONS, queues: None }
     }
 
     fn begin(&mut self, _: &mut DeviceIo<'_>, watch: &Watch) -> std::result::Result<(), DeviceFailed> {

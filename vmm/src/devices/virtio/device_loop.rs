@@ -17,11 +17,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::chain::UNAVAILABLE;
+use super::failures::Failures;
 use super::queue::VirtQueue;
 use super::view::View;
 use super::watch::{NOTIFIED, STOP, Watch, borrowed};
 use super::{DeviceFailed, DeviceIo, NextTurn, VirtioDevice, WakeReason};
-use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
 use crate::sandbox::ThreadKind;
@@ -43,7 +43,7 @@ pub(crate) struct Task {
     pub notify: Arc<EventFd>,
     /// The features that the driver accepted.
     pub features: u64,
-    pub log: Arc<LogLimit>,
+    pub failures: Arc<Failures>,
     /// The kind of the device's thread.
     pub thread: ThreadKind,
 }
@@ -194,18 +194,15 @@ impl Task {
         queues: &mut [VirtQueue],
         act: impl FnOnce(&mut dyn VirtioDevice, &mut DeviceIo<'_>) -> std::result::Result<T, DeviceFailed>,
     ) -> Option<T> {
-        let Self { name, device, ram, view, notify: _, features, log, thread: _ } = self;
-        let interrupt = &view.interrupt;
-        let mut io = DeviceIo { ram, queues, interrupt, features: *features, config_changed: false };
+        let Self { name, device, ram, view, notify: _, features, failures, thread: _ } = self;
+        let (interrupt, counters) = (&view.interrupt, &view.counters);
+        let mut io =
+            DeviceIo { ram, queues, interrupt, counters, features: *features, config_changed: false };
         let mut device = lock(device);
         let Ok(done) = catch_unwind(AssertUnwindSafe(|| act(&mut *device, &mut io))) else {
             interrupt.needs_reset();
-            log.log(
-                Level::Error,
-                format_args!(
-                    "{name}: the device panicked, a bug of volt-vmm; it stops until its driver resets it"
-                ),
-            );
+            counters.failures.add(1);
+            failures.report(Level::Error, name, format_args!("it panicked, a bug of volt-vmm"));
             // Work in flight must not touch guest memory later.
             let _ = catch_unwind(AssertUnwindSafe(|| device.reset()));
             return None;
@@ -215,9 +212,10 @@ impl Task {
         }
         if let Err(broken) = &done {
             if *broken != UNAVAILABLE {
-                log.warn(format_args!("{name}: {broken}; the device stops until its driver resets it"));
+                failures.report(Level::Warn, name, format_args!("{broken}"));
             }
             interrupt.needs_reset();
+            counters.failures.add(1);
         }
         done.ok()
     }
@@ -237,7 +235,8 @@ impl DeviceLoop {
     /// The first turn. The device looks at all queues, so earlier notifications need no turn of their own.
     fn begin(&mut self) {
         self.begun = true;
-        let _ = self.task.notify.read(); // fails when there was nothing, which is fine
+        let notified = self.task.notify.read().is_ok(); // fails when there was nothing, which is fine
+        self.task.view.counters.notifications.add(notified.into());
         self.task.view.interrupt.repeat();
         self.next = self.turn(None);
     }
@@ -272,7 +271,10 @@ impl DeviceLoop {
         }
         for event in events {
             match event.data.u64() {
-                NOTIFIED => look = true,
+                NOTIFIED => {
+                    self.task.view.counters.notifications.add(1);
+                    look = true;
+                }
                 token => self.next = self.next.sooner(self.turn(Some(WakeReason::Ready(token)))),
             }
         }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::counters::Counter;
 use crate::devices::lines::InterruptLine;
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -24,6 +25,8 @@ pub struct Interrupt {
     /// KVM passes an irqfd of an IOAPIC pin to a kernel thread. Raising the pin directly saves two switches
     /// between threads. The lock keeps edges apart: an edge that begins before another has ended is lost.
     pin: OnceLock<Mutex<InterruptLine>>,
+    /// Number of interrupts.
+    sent: Counter,
     // Volatile.
     status: AtomicU32,
     generation: AtomicU32,
@@ -45,6 +48,7 @@ impl Interrupt {
         Ok(Self {
             line,
             pin: OnceLock::new(),
+            sent: Counter::default(),
             status: AtomicU32::new(0),
             generation: AtomicU32::new(0),
             needs_reset: AtomicBool::new(false),
@@ -115,7 +119,13 @@ impl Interrupt {
         self.needs_reset.store(false, Ordering::Release);
     }
 
+    /// Number of interrupts since the device was made.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent.get()
+    }
+
     fn signal(&self) {
+        self.sent.add_shared(1);
         let raised = self.pin.get().is_some_and(|pin| lock(pin).pulse().is_ok());
         if !raised {
             // A write fails only if 2^64 - 2 signals are unread. One more then changes nothing.
@@ -127,7 +137,7 @@ impl Interrupt {
 /// As [`crate::persist::Persist`], but in place, because transport, worker and bus share it.
 impl Interrupt {
     pub(super) fn save(&self) -> InterruptState {
-        let Self { line: _, pin: _, status, generation, needs_reset } = self;
+        let Self { line: _, pin: _, sent: _, status, generation, needs_reset } = self;
         InterruptState {
             status: status.load(Ordering::Acquire),
             config_generation: generation.load(Ordering::Acquire),

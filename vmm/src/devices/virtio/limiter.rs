@@ -14,6 +14,7 @@
 use std::time::{Duration, Instant};
 
 use crate::config::devices::{Bucket, RateLimit};
+use crate::counters::device::LimitWaits;
 
 /// Longest wait, and longest time that earns tokens: 146 years. It keeps every product below within 128 bits.
 const FOR_EVER: u64 = 1 << 62;
@@ -24,6 +25,7 @@ const NANOS_PER_MILLI: u128 = 1_000_000;
 pub struct RateLimiter {
     bytes: Option<Tokens>,
     ops: Option<Tokens>,
+    waits: LimitWaits,
 }
 
 impl RateLimiter {
@@ -31,7 +33,8 @@ impl RateLimiter {
     #[must_use]
     pub fn new(limit: &RateLimit) -> Self {
         let RateLimit { bandwidth, ops } = limit;
-        Self { bytes: bandwidth.and_then(Tokens::new), ops: ops.and_then(Tokens::new) }
+        let waits = LimitWaits::default();
+        Self { bytes: bandwidth.and_then(Tokens::new), ops: ops.and_then(Tokens::new), waits }
     }
 
     /// Whether everything is admitted at once.
@@ -62,7 +65,17 @@ impl RateLimiter {
                 wait = wait.max(bucket.nanos_until(count));
             }
         }
-        if wait > 0 { Err(now + Duration::from_nanos(wait)) } else { Ok(()) }
+        if wait > 0 {
+            self.waits.refused(now);
+            return Err(now + Duration::from_nanos(wait));
+        }
+        self.waits.admitted(now);
+        Ok(())
+    }
+
+    /// The waits since the device last counted them.
+    pub fn waits(&mut self) -> &mut LimitWaits {
+        &mut self.waits
     }
 
     /// Counts one operation of `bytes` bytes, even over the limit: later operations wait for the debt.
@@ -76,7 +89,7 @@ impl RateLimiter {
 
     /// Sets another limit. A changed bucket starts full; an unchanged one continues.
     pub fn change(&mut self, limit: &RateLimit) {
-        let Self { bytes, ops } = Self::new(limit);
+        let Self { bytes, ops, waits: _ } = Self::new(limit);
         for (old, new) in [(&mut self.bytes, bytes), (&mut self.ops, ops)] {
             if old.as_ref().map(|tokens| tokens.bucket) != new.as_ref().map(|tokens| tokens.bucket) {
                 *old = new;

@@ -11,7 +11,11 @@
 //! needs.
 
 pub mod device_loop;
+mod failures;
 
+use std::time::Instant;
+
+use crate::counters::device::{DeviceCounters, DeviceOperations};
 use crate::memory::ram::GuestRam;
 use crate::persist::PersistBlob;
 use crate::sandbox::ThreadKind;
@@ -81,6 +85,11 @@ pub trait VirtioDevice: PersistBlob + Send + std::fmt::Debug {
     /// The kind of the device's thread.
     fn thread(&self) -> ThreadKind {
         ThreadKind::Device
+    }
+
+    /// The operations of its driver, for [`DeviceCounters`].
+    fn operations(&self) -> DeviceOperations {
+        DeviceOperations::NONE
     }
 
     /// The feature bits that the device offers besides [`feature::TRANSPORT`].
@@ -161,8 +170,12 @@ impl NextTurn {
 pub enum ChainOutcome {
     /// The chain goes back to the driver with this many bytes written.
     Done(usize),
+    /// As [`ChainOutcome::Done`] without a byte, because the operation failed.
+    Failed,
     /// As [`ChainOutcome::Done`], and the turn ends.
     DoneLast(usize, NextTurn),
+    /// As [`ChainOutcome::Failed`], and the turn ends.
+    FailedLast(NextTurn),
     /// The chain stays in the queue, and the turn ends.
     Kept(NextTurn),
 }
@@ -176,6 +189,8 @@ pub struct DeviceIo<'a> {
     pub queues: &'a mut [VirtQueue],
     /// The device's interrupt.
     pub interrupt: &'a Interrupt,
+    /// Counts the device's work.
+    pub counters: &'a DeviceCounters,
     /// The features that the driver accepted.
     pub features: u64,
     /// Set by the device when its configuration space has changed. The driver is interrupted after the turn.
@@ -212,7 +227,8 @@ impl DeviceIo<'_> {
     }
 
     /// Handles at most `most` chains of a queue, without an interrupt. Stops at the first chain that is kept
-    /// or is the last of its turn. [`DeviceIo::interrupt_if_wanted`] follows.
+    /// or is the last of its turn. [`DeviceIo::interrupt_if_wanted`] follows. Counts the chains as the
+    /// operation of the queue's number.
     ///
     /// # Errors
     /// The driver broke the rules.
@@ -220,23 +236,54 @@ impl DeviceIo<'_> {
         &mut self,
         queue: usize,
         most: usize,
+        handle: impl FnMut(Chain<'_>) -> Result<ChainOutcome, DeviceFailed>,
+    ) -> Result<NextTurn, DeviceFailed> {
+        self.each_chain_as(queue, queue, most, handle)
+    }
+
+    /// As [`DeviceIo::each_chain`], for a queue whose number depends on the driver. Counts the chains as
+    /// `operation`.
+    ///
+    /// # Errors
+    /// The driver broke the rules.
+    pub fn each_chain_as(
+        &mut self,
+        operation: usize,
+        queue: usize,
+        most: usize,
         mut handle: impl FnMut(Chain<'_>) -> Result<ChainOutcome, DeviceFailed>,
     ) -> Result<NextTurn, DeviceFailed> {
-        let (memory, queue) = (self.ram.guest(), &mut self.queues[queue]);
+        let (memory, queue, counters) = (self.ram.guest(), &mut self.queues[queue], self.counters);
         queue.disable_notifications(memory)?;
+        // The end of one chain is the beginning of the next.
+        let mut began = None;
         for _ in 0..most {
             let Some(chain) = queue.next_chain(memory)? else { return Ok(NextTurn::Wait) };
-            let head = chain.head;
-            match handle(chain)? {
-                ChainOutcome::Done(written) => queue.put(memory, head, written)?,
-                ChainOutcome::DoneLast(written, next) => {
-                    queue.put(memory, head, written)?;
-                    return Ok(next);
-                }
+            let start = *began.get_or_insert_with(|| {
+                counters.turn(operation);
+                Instant::now()
+            });
+            let (head, readable) = (chain.head, chain.readable.len());
+            let outcome = handle(chain)?;
+            let (written, is_done, last) = match outcome {
+                ChainOutcome::Done(written) => (written, true, None),
+                ChainOutcome::Failed => (0, false, None),
+                ChainOutcome::DoneLast(written, next) => (written, true, Some(next)),
+                ChainOutcome::FailedLast(next) => (0, false, Some(next)),
                 ChainOutcome::Kept(next) => {
                     queue.unpop();
                     return Ok(next);
                 }
+            };
+            queue.put(memory, head, written)?;
+            let now = Instant::now();
+            match is_done {
+                true => counters.done(operation, readable + written, now - start),
+                false => counters.failed(operation, now - start),
+            }
+            began = Some(now);
+            if let Some(next) = last {
+                return Ok(next);
             }
         }
         Ok(NextTurn::Again)

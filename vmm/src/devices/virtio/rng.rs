@@ -7,11 +7,14 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::limiter::RateLimiter;
 use super::{ChainOutcome, DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::RateLimit;
+use crate::counters::device::{DeviceOperations, OperationKind};
 use crate::error::Result;
 use crate::persist::{NoState, Persist};
 
 /// Most bytes for one buffer. The driver may ask again for the rest.
 const MOST: usize = 4096;
+/// The operation as the counters name it.
+const OPERATIONS: &[OperationKind] = &[OperationKind::new("requests")];
 
 /// The device.
 #[derive(Debug)]
@@ -39,6 +42,10 @@ impl VirtioDevice for Rng {
         DeviceKind { id: 4, queues: &[64] }
     }
 
+    fn operations(&self) -> DeviceOperations {
+        DeviceOperations { operations: OPERATIONS, queues: None }
+    }
+
     fn work(&mut self, _: WakeReason, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         let most = io.queues[0].size().into();
         let next = io.each_chain(0, most, |mut chain| {
@@ -52,6 +59,7 @@ impl VirtioDevice for Rng {
             let got = getrandom(&mut *wanted, GetRandomFlags::empty()).unwrap_or(0);
             Ok(ChainOutcome::Done(chain.writable.write(&wanted[..got])))
         })?;
+        io.counters.limited(0, self.limiter.waits());
         io.interrupt_if_wanted()?;
         Ok(next)
     }

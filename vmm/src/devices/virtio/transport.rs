@@ -15,6 +15,7 @@ use virtio_queue::QueueT;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use volt_kernel::acpi_tables::aml;
 
+use super::failures::Failures;
 use super::interrupt::InterruptState;
 use super::queue::{QueueState, VirtQueue};
 use super::registers::{reg, status};
@@ -23,10 +24,10 @@ use super::watch::Watch;
 use super::{DeviceKind, VirtioDevice, feature};
 use crate::devices::bus::{BusDevice, BusView};
 use crate::devices::lines::InterruptLine;
-use crate::devices::log_limit::LogLimit;
 use crate::devices::virtio::device_loop::{FirstTurn, NotStarted, Task, Worker};
 use crate::devices::{BusRange, Device};
 use crate::error::{Error, Result};
+use crate::events::Events;
 use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist};
 use crate::sandbox::ThreadKind;
@@ -49,8 +50,7 @@ pub struct Transport {
     ram: GuestRam,
     notify: Arc<EventFd>,
     worker: Option<Working>,
-    /// Limits log lines that a guest causes by resetting and breaking the device.
-    log: Arc<LogLimit>,
+    failures: Arc<Failures>,
     /// Features that the device offers. A copy, because the device's lock is held while it works.
     offered: u64,
     // Volatile.
@@ -107,7 +107,7 @@ impl Transport {
             ram,
             notify: Arc::new(notify),
             worker: None,
-            log: Arc::new(LogLimit::new()),
+            failures: Arc::new(Failures::new(Arc::default())),
             offered,
             device,
             view: Arc::new(view),
@@ -124,6 +124,11 @@ impl Transport {
     /// The ioeventfd for [`NOTIFY`].
     pub(crate) fn notifications(&self) -> &EventFd {
         &self.notify
+    }
+
+    /// Tells those who follow the VM of the device's failures. Called before the device works.
+    pub(crate) fn report_to(&mut self, events: &Arc<Events>) {
+        self.failures = Arc::new(Failures::new(Arc::clone(events)));
     }
 
     /// Connects the device's interrupt to its pin, and to the irqfd as the second way. Called before the
@@ -201,10 +206,7 @@ impl Transport {
         }
         let usable = |queue: &VirtQueue| !queue.ring.ready() || queue.is_usable(self.ram.guest());
         if !self.queues.iter().all(usable) {
-            self.log.warn(format_args!(
-                "{}: a queue outside of memory; the device stops until its driver resets it",
-                self.name
-            ));
+            self.failures.report(Level::Warn, &self.name, format_args!("a queue outside of memory"));
             self.view.interrupt.needs_reset();
             return Ok(());
         }
@@ -215,7 +217,7 @@ impl Transport {
             view: Arc::clone(&self.view),
             notify: Arc::clone(&self.notify),
             features: self.registers.features,
-            log: Arc::clone(&self.log),
+            failures: Arc::clone(&self.failures),
             thread: self.thread,
         };
         let ready = self.queues.iter().map(|queue| queue.ring.ready()).collect();
@@ -236,7 +238,8 @@ impl Transport {
         let Some(Working { worker, ready: _ }) = self.worker.take() else { return };
         self.queues = worker.stop().unwrap_or_else(|| {
             let name = &self.name;
-            self.log
+            self.failures
+                .log
                 .log(Level::Error, format_args!("{name}: the device's worker panicked, a bug of volt-vmm"));
             self.view.interrupt.needs_reset();
             fresh_queues(self.kind)
@@ -395,7 +398,7 @@ impl Transport {
 
     fn work_or_break(&mut self) {
         if let Err(error) = self.resume() {
-            self.log.log(Level::Error, format_args!("{}", crate::error::report(&error)));
+            self.failures.log.log(Level::Error, format_args!("{}", crate::error::report(&error)));
             self.view.interrupt.needs_reset();
         }
     }
@@ -471,7 +474,7 @@ impl Persist for Transport {
             ram: _,
             notify: _,
             worker,
-            log: _,
+            failures: _,
             offered: _,
             device,
             view,

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::VirtioDevice;
 use super::interrupt::Interrupt;
 use super::registers::{reg, status};
+use crate::counters::device::{DeviceCounters, DeviceMetrics};
 use crate::devices::bus::BusView;
 use crate::error::Result;
 use crate::sync::lock;
@@ -30,6 +31,8 @@ const VENDOR: u32 = 0x544c_4f56;
 pub struct View {
     // Configuration.
     device_id: u32,
+    // Glue.
+    pub(super) counters: DeviceCounters,
     // Volatile.
     pub(super) interrupt: Interrupt,
     /// Copy of the transport's status register.
@@ -46,10 +49,16 @@ impl View {
     pub(super) fn new(device: &dyn VirtioDevice) -> Result<Self> {
         Ok(Self {
             device_id: device.kind().id,
+            counters: DeviceCounters::new(device.operations()),
             interrupt: Interrupt::new()?,
             status: AtomicU32::new(0),
             config: Mutex::new(device.config()),
         })
+    }
+
+    /// The picture of the work of this device, whose name is `name`.
+    pub(crate) fn metrics(&self, name: &str) -> DeviceMetrics {
+        self.counters.read(name, self.interrupt.sent())
     }
 
     /// Sets the status register.

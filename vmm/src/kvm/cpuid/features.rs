@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::CpuidEntry;
 use crate::kvm::msr::Msr;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CpuidRegister {
     Eax,
     Ebx,
@@ -433,14 +433,35 @@ fn pmu_events(entries: &[CpuidEntry]) -> u32 {
     valid & !value(entries, 0xa, 0, Ebx)
 }
 
-fn value(entries: &[CpuidEntry], function: u32, index: u32, register: CpuidRegister) -> u32 {
+/// Returns a register of a leaf; 0 if the leaf is missing.
+pub(super) fn value(entries: &[CpuidEntry], function: u32, index: u32, register: CpuidRegister) -> u32 {
     let entry = entries.iter().find(|e| (e.function, e.index) == (function, index));
     entry.map_or(0, |entry| register.of(entry))
 }
 
-/// Names the features in `shown` (a guest's leaves) that `supported` (a host's leaves) lacks.
-#[must_use]
-pub fn missing(shown: &[CpuidEntry], supported: &[CpuidEntry]) -> Vec<String> {
+/// Returns the bits of a register that are features.
+pub(super) fn feature_bits(function: u32, index: u32, register: CpuidRegister) -> u32 {
+    word(function, index, register).map_or(0, |FeatureWord(.., no_features, _)| !no_features)
+}
+
+/// Returns the bits of a register of features that are none.
+pub(super) fn no_features(function: u32, index: u32, register: CpuidRegister) -> u32 {
+    word(function, index, register).map_or(0, |FeatureWord(.., no_features, _)| *no_features)
+}
+
+fn word(function: u32, index: u32, register: CpuidRegister) -> Option<&'static FeatureWord> {
+    WORDS.iter().find(|word| (word.0, word.1, word.2) == (function, index, register))
+}
+
+/// Returns the bits of each number in a register that grows with the host's abilities.
+pub(super) fn level_fields(function: u32, index: u32, register: CpuidRegister) -> impl Iterator<Item = u32> {
+    let levels =
+        LEVELS.iter().filter(move |level| (level.0, level.1, level.2) == (function, index, register));
+    levels.map(|level| level.3)
+}
+
+/// Names the features in `shown` that `supported` lacks.
+pub(super) fn missing(shown: &[CpuidEntry], supported: &[CpuidEntry]) -> Vec<String> {
     let mut names = Vec::new();
     for &FeatureWord(function, index, register, no_features, known) in WORDS {
         let value = |entries| value(entries, function, index, register);

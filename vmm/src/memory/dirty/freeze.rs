@@ -29,7 +29,7 @@ use crate::progress::Progress;
 const STEP: u64 = 2 << 20;
 
 /// Freezes the rest of memory. Completes a base that page faults fill, because its holes would count as
-/// zeros.
+/// zeros. Memory in huge pages is not frozen.
 ///
 /// # Errors
 /// A page is unavailable; or the host refuses, and memory that is not frozen stays as it was; or a transfer
@@ -38,6 +38,9 @@ pub fn freeze(ram: &GuestRam, progress: &Progress) -> Result<()> {
     if ram.faults().is_some() {
         // All of it is private. The filler maps the base writable, so it cannot be sealed.
         return complete(ram, progress);
+    }
+    if ram.is_huge() {
+        return Ok(());
     }
     for region in ram.regions() {
         let end = region.offset + region.len;

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::files::data::data_ranges;
+use crate::memory::lazy::faults::FilledPages;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::sandbox::process;
@@ -16,32 +16,53 @@ const PAGEMAP: &str = "/proc/self/pagemap";
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const FILE_OR_SHARED: u64 = 1 << 61;
-/// Entries read at once: 256 KiB of pagemap for 128 MiB of memory.
-const ENTRIES: usize = 32 << 10;
+/// Entries read at once, for 8 MiB of memory. The kernel fills fewer at a time. The first touch of each page
+/// of a larger buffer would take longer than the further reads.
+const ENTRIES: usize = 2 << 10;
 
 /// The pages that differ from the base's: private and written, or laid over the base. While the guest runs,
-/// the result has all pages that differed at the call, and perhaps some that differ since.
+/// the result has all pages that differed at the call, and perhaps some that differ since. If a service fills
+/// this VM's own pages, the result has all pages that are present.
 ///
 /// # Errors
 /// The pagemap cannot be read.
 pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
-    let mut pages = ram.base().over.map_or_else(|| PageSet::none(ram.len()), |over| (*over).clone());
-    let laid_over = pages.clone();
-    add_private(ram, &mut pages).map_err(|source| Error::file("read", PAGEMAP, source))?;
-    if ram.faults().is_some() {
-        pages = without_zeros(ram, &pages, &laid_over)
-            .map_err(|source| Error::host("look at pages of guest memory", source))?;
+    let pages = all_private_pages(ram)?;
+    match ram.faults().map(|faults| faults.handler().fills()) {
+        Some(FilledPages::Base) => without_zeros(ram, &pages),
+        Some(FilledPages::Vm) | None => Ok(pages),
     }
+}
+
+/// As [`private_pages`], over a base that is complete: its holes are pages of zeros. In huge pages, all
+/// memory that is not zero.
+///
+/// # Errors
+/// The pagemap cannot be read, or a page.
+pub fn pages_over_complete(ram: &GuestRam) -> Result<PageSet> {
+    let pages = if ram.is_huge() { mapped_pages(ram)? } else { all_private_pages(ram)? };
+    if ram.is_huge() || ram.faults().is_some() { without_zeros(ram, &pages) } else { Ok(pages) }
+}
+
+fn all_private_pages(ram: &GuestRam) -> Result<PageSet> {
+    let mut pages = laid_over(ram);
+    add_private(ram, &mut pages).map_err(|source| Error::file("read", PAGEMAP, source))?;
     Ok(pages)
+}
+
+fn laid_over(ram: &GuestRam) -> PageSet {
+    ram.base().over.map_or_else(|| PageSet::none(ram.len()), |over| (*over).clone())
 }
 
 /// Leaves out pages of zeros. A base that page faults fill maps its zero pages as private ones, which the
 /// pagemap shows like any other. Pages that the guest zeroed where the base has zeros are equal to the base's
 /// too.
-fn without_zeros(ram: &GuestRam, pages: &PageSet, laid_over: &PageSet) -> io::Result<PageSet> {
+fn without_zeros(ram: &GuestRam, pages: &PageSet) -> Result<PageSet> {
+    let failed = |source| Error::host("look at pages of guest memory", source);
+    let laid_over = laid_over(ram);
     let mut holes = PageSet::none(ram.len());
     let mut at = 0;
-    for data in data_ranges(&ram.base().file, ram.len())? {
+    for data in ram.data_of_base().map_err(failed)? {
         holes.add(at..data.start);
         at = data.end;
     }
@@ -50,7 +71,8 @@ fn without_zeros(ram: &GuestRam, pages: &PageSet, laid_over: &PageSet) -> io::Re
     let mut content = [0; PAGE as usize];
     for page in pages.page_ranges().flat_map(|run| run.step_by(PAGE as usize)) {
         let maybe = holes.has(page) && !laid_over.has(page);
-        if !maybe || !ram.read_page(page, &mut content)?.iter().all(|byte| *byte == 0) {
+        let is_zero = |content: &[u8]| content.iter().all(|byte| *byte == 0);
+        if !maybe || !ram.read_page(page, &mut content).map(is_zero).map_err(failed)? {
             others.add(page..page + PAGE);
         }
     }
@@ -63,23 +85,31 @@ fn without_zeros(ram: &GuestRam, pages: &PageSet, laid_over: &PageSet) -> io::Re
 /// # Errors
 /// The pagemap cannot be read.
 pub fn mapped_pages(ram: &GuestRam) -> Result<PageSet> {
-    let mut pages = PageSet::none(ram.len());
-    let is_there = |entry| entry & (PRESENT | SWAPPED) != 0;
-    add_where(ram, ram.len(), is_there, &mut pages).map_err(|source| Error::file("read", PAGEMAP, source))?;
+    mapped_pages_at(ram.host_address_of(0) as u64, ram.len())
+        .map_err(|source| Error::file("read", PAGEMAP, source))
+}
+
+/// As [`mapped_pages`], of `len` bytes of memory at an address of this process.
+///
+/// # Errors
+/// The pagemap cannot be read.
+pub(crate) fn mapped_pages_at(start: u64, len: u64) -> io::Result<PageSet> {
+    let mut pages = PageSet::none(len);
+    add_where(start, len, |entry| entry & (PRESENT | SWAPPED) != 0, &mut pages)?;
     Ok(pages)
 }
 
 /// Private pages of a mapping: present and not the file's, or swapped out.
 fn add_private(ram: &GuestRam, to: &mut PageSet) -> io::Result<()> {
     let is_private = |entry| entry & SWAPPED != 0 || entry & (PRESENT | FILE_OR_SHARED) == PRESENT;
-    add_where(ram, ram.base().private_to, is_private, to)
+    add_where(ram.host_address_of(0) as u64, ram.base().private_to, is_private, to)
 }
 
-/// Adds the pages of the first `bytes` whose pagemap entry satisfies `is_one`.
-fn add_where(ram: &GuestRam, bytes: u64, is_one: impl Fn(u64) -> bool, to: &mut PageSet) -> io::Result<()> {
+/// Adds the pages of `bytes` of memory at `start` whose pagemap entry satisfies `is_one`.
+fn add_where(start: u64, bytes: u64, is_one: impl Fn(u64) -> bool, to: &mut PageSet) -> io::Result<()> {
     let pagemap = process::pagemap()?;
     let mut buffer = vec![0; ENTRIES * 8];
-    let first = ram.host_address_of(0) as u64 / PAGE;
+    let first = start / PAGE;
     let pages = bytes / PAGE;
     let mut page = 0;
     while page < pages {
@@ -103,6 +133,7 @@ mod tests {
 
     use super::*;
     use crate::memory::backing::Backing;
+    use crate::memory::files::data::data_ranges;
 
     #[test]
     fn scan_finds_pages_of_the_base_and_of_the_clone() {

@@ -1,8 +1,15 @@
 //! Resets changed pages of guest memory to their backing's content.
 
+use std::ops::Range;
+
+use rustix::mm::MapFlags;
+
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::base::OverlayPages;
+use crate::memory::backing::{map, map_huge};
+use crate::memory::base::{Base, OverlayPages, PageSize};
+use crate::memory::files::memfd::never_huge;
+use crate::memory::lazy::faults::Faults;
 use crate::memory::own_writes::presence;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
@@ -37,8 +44,66 @@ pub fn reset(ram: &GuestRam, pages: &PageSet, over: Option<&OverlayPages>) -> Re
     if ram.faults().is_none() && of_base.len() <= MANY {
         return copy(&of_base, &ram.base().file);
     }
+    if let Some(faults) = ram.own_faults() {
+        return missing_runs(ram, &of_base).into_iter().try_for_each(|run| make_missing(ram, faults, run));
+    }
     let failed = |errno: rustix::io::Errno| Error::host("drop guest memory to reset it", errno);
     of_base.page_ranges().try_for_each(|run| drop_private(ram, run)).map_err(failed)
+}
+
+/// Refuses a reset that would give pages of zeros: a service that fills this VM's own pages has no other
+/// content for those that the guest returned to the host.
+///
+/// # Errors
+/// [`Error::Config`]: the guest has returned pages.
+pub fn check(ram: &GuestRam) -> Result<()> {
+    match ram.given().len() {
+        0 => Ok(()),
+        _ if ram.own_faults().is_none() => Ok(()),
+        count => Err(Error::config(
+            "memory",
+            format!(
+                "the guest has returned {count} pages to the host, whose content the memory handler no \
+                 longer has; restore the snapshot again instead"
+            ),
+        )),
+    }
+}
+
+/// The most runs that are made missing one by one. Beyond that the pause would last longer than 0.1 s.
+const MOST_RUNS: usize = 4096;
+
+/// The runs of pages to make missing: `pages`, in whole huge pages if the memory has those, or all memory.
+fn missing_runs(ram: &GuestRam, pages: &PageSet) -> Vec<Range<u64>> {
+    let page_size = ram.with_base(|base| base.page_size);
+    let mut whole = PageSet::none(ram.len());
+    pages.page_ranges().for_each(|run| whole.add(page_size.around(&run)));
+    let runs: Vec<_> = whole.page_ranges().take(MOST_RUNS + 1).collect();
+    match runs.len() <= MOST_RUNS {
+        true => runs,
+        false => std::iter::once(0..ram.len()).collect(),
+    }
+}
+
+/// Makes pages missing again, without a report that they were dropped: the service then has their first
+/// content for them.
+fn make_missing(ram: &GuestRam, faults: &Faults, run: Range<u64>) -> Result<()> {
+    let (start, len) = (ram.host_address_of(run.start), run.end - run.start);
+    let remap = || {
+        let Base { file, page_size, .. } = ram.base();
+        match page_size {
+            PageSize::Small => map(ram, run.clone(), &file, MapFlags::PRIVATE)?,
+            PageSize::Huge => map_huge(ram, run.clone(), &file, MapFlags::PRIVATE)?,
+        }
+        never_huge(start, len);
+        // Before it is registered, nothing touches it: the VM is paused.
+        let registered = faults.userfault().register(start as u64, len);
+        registered.map_err(|errno| Error::host("watch guest memory for pages that are missing", errno))
+    };
+    match presence(ram.guest()) {
+        Some(presence) => presence.drop_pages(run.clone(), remap),
+        None => remap(),
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use std::fs::File;
 
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use crate::error::{Error, Result};
@@ -13,10 +14,32 @@ use crate::error::{Error, Result};
 /// # Errors
 /// The host refuses it.
 pub fn fresh(len: u64) -> Result<File> {
-    let refused = |source| Error::host(format!("create {} MiB of guest memory", len >> 20), source);
-    let memfd = rustix::fs::memfd_create("volt-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(refused)?;
-    rustix::fs::ftruncate(&memfd, len).map_err(refused)?;
+    memfd("volt-ram", len, MemfdFlags::empty())
+        .map_err(|source| Error::host(format!("create {} MiB of guest memory", len >> 20), source))
+}
+
+/// Creates a memfd of `len` bytes of zeros in huge pages. Mapping it takes them from the host's pool.
+///
+/// # Errors
+/// The host has none.
+pub fn fresh_huge(len: u64) -> Result<File> {
+    memfd("volt-huge-ram", len, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)
+        .map_err(|errno| lacks_huge_pages(len, errno))
+}
+
+/// The error for `len` bytes of guest memory in huge pages that the host does not have.
+pub(crate) fn lacks_huge_pages(len: u64, errno: Errno) -> Error {
+    let act = format!(
+        "take {} huge pages of 2 MiB for guest memory: raise /proc/sys/vm/nr_hugepages (HugePages_Free in \
+         /proc/meminfo tells how many are free), or use pages of 4 KiB",
+        len >> 21
+    );
+    Error::host(act, errno)
+}
+
+fn memfd(name: &str, len: u64, flags: MemfdFlags) -> rustix::io::Result<File> {
+    let memfd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags)?;
+    rustix::fs::ftruncate(&memfd, len)?;
     Ok(memfd.into())
 }
 

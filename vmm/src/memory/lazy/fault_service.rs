@@ -29,6 +29,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
@@ -39,6 +40,7 @@ use super::prefetch;
 use super::prefetch::{PageRanges, PrefetchProgress};
 use super::served_vm::{ServedVm, zero};
 use super::source::{Chunk, PageSource};
+use crate::counters::faults::{FaultKind, FaultMetrics};
 use crate::error::{Error, Result, report};
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::read_only;
@@ -72,7 +74,7 @@ struct ServiceState {
     next: AtomicU64,
     /// Chunks being fetched, at most one per thread, and the VMs that wait for them besides the one that each
     /// is fetched for.
-    under_way: Mutex<Vec<(u64, Vec<Arc<ServedVm>>)>>,
+    under_way: Mutex<Vec<(u64, Vec<WaitingVm>)>>,
     /// Faults read together with others that no thread handles yet, and the event that announces them.
     backlog: Mutex<VecDeque<(Arc<ServedVm>, u64)>>,
     work: OwnedFd,
@@ -80,6 +82,9 @@ struct ServiceState {
     /// Number of threads that wait for faults, or are about to.
     idle: AtomicUsize,
 }
+
+/// A VM with a fault for a chunk that is under way, and the time since when it waits.
+type WaitingVm = (Arc<ServedVm>, Instant);
 
 #[derive(Default)]
 struct Threads {
@@ -311,7 +316,12 @@ impl FaultHandler for Service {
             touched: filler.touched(),
             ahead: filler.ahead().collect(),
             prefetch: list.map(|(_, progress)| progress.now()),
+            answered: None,
         })
+    }
+
+    fn answered(&self, number: u64) -> Option<FaultMetrics> {
+        lock(&self.shared.served).get(&number).map(|served| served.answered.read())
     }
 }
 
@@ -431,12 +441,13 @@ impl ServiceState {
 
     /// Puts a chunk in place, and wakes all faults that wait for it by then.
     fn fetch(&self, served: &Arc<ServedVm>, chunk: u64, tools: &mut ChunkTools<'_>) {
+        let began = Instant::now();
         if let Some(touched) = &self.touched {
             touched(self.filler.range(chunk).start);
         }
         let mut under_way = lock(&self.under_way);
         if let Some((_, waiting)) = under_way.iter_mut().find(|(other, _)| *other == chunk) {
-            waiting.push(Arc::clone(served));
+            waiting.push((Arc::clone(served), began));
             return;
         }
         under_way.push((chunk, Vec::new()));
@@ -444,7 +455,19 @@ impl ServiceState {
         let fetched = FetchGuard { shared: self, chunk };
         let what = self.filler.fill(chunk, tools);
         let waiting = fetched.end();
-        [served].into_iter().chain(&waiting).for_each(|served| self.settle(served, chunk, &what));
+        let kind = match what {
+            Err(_) => FaultKind::Failed,
+            Ok(Chunk::Zero) => FaultKind::Zero,
+            Ok(Chunk::Bytes) if tools.has_read() => FaultKind::Read,
+            Ok(Chunk::Bytes) => FaultKind::Present,
+        };
+        self.settle(served, chunk, &what);
+        served.answered.add(kind, began.elapsed());
+        for (served, began) in &waiting {
+            self.settle(served, chunk, &what);
+            let kind = if kind == FaultKind::Read { FaultKind::Present } else { kind };
+            served.answered.add(kind, began.elapsed());
+        }
     }
 
     fn settle(&self, served: &ServedVm, chunk: u64, what: &Result<Chunk>) {
@@ -496,14 +519,14 @@ struct FetchGuard<'s> {
 
 impl FetchGuard<'_> {
     /// Ends the fetch. Returns the other VMs that waited for this chunk.
-    fn end(self) -> Vec<Arc<ServedVm>> {
+    fn end(self) -> Vec<WaitingVm> {
         let waiting = self.take();
         // Another thread may fetch the chunk again by now.
         std::mem::forget(self);
         waiting
     }
 
-    fn take(&self) -> Vec<Arc<ServedVm>> {
+    fn take(&self) -> Vec<WaitingVm> {
         let mut under_way = lock(&self.shared.under_way);
         let place = under_way.iter().position(|(other, _)| *other == self.chunk);
         place.map(|place| under_way.swap_remove(place).1).unwrap_or_default()

@@ -21,8 +21,10 @@ use std::time::Duration;
 use rustix::mm::MprotectFlags;
 
 use super::userfault::Userfault;
+use crate::counters::faults::FaultMetrics;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
+use crate::memory::base::PageSize;
 use crate::memory::lazy::known_pages::KnownPages;
 use crate::memory::lazy::prefetch::{PageRanges, Reading};
 use crate::memory::range::AddressRange;
@@ -36,6 +38,22 @@ use crate::threads;
 pub trait FaultHandler: fmt::Debug + Send + Sync {
     /// The base, of guest memory's length. A hole in it is a zero page, or a missing one.
     fn base(&self) -> Arc<File>;
+
+    /// The pages that the service fills.
+    fn fills(&self) -> FilledPages {
+        FilledPages::Base
+    }
+
+    /// The time that the service may take to fill a page, if it watches its pages itself: a VM whose page
+    /// does not come within it ends.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Size of the base's pages.
+    fn page_size(&self) -> PageSize {
+        PageSize::Small
+    }
 
     /// Starts answering the page faults of a VM, whose memory is registered. Returns the number for
     /// [`FaultHandler::end`].
@@ -80,6 +98,22 @@ pub trait FaultHandler: fmt::Debug + Send + Sync {
     /// Chunks fetched for all VMs over the base, and the progress of this VM's list. Absent if the service
     /// does not tell.
     fn fetched(&self, ahead: Option<&PageRanges>) -> Option<Fetched>;
+
+    /// Page faults that this process answered for a VM. Absent if another process answers them.
+    fn answered(&self, number: u64) -> Option<FaultMetrics> {
+        let _ = number;
+        None
+    }
+}
+
+/// The pages that a service of page faults fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilledPages {
+    /// Those of the base, for all VMs over it.
+    Base,
+    /// Those of each VM. The base stays empty, and a hole in it tells nothing about the page. The service
+    /// learns which pages the VM returns to the host, and gives zeros for them from then on.
+    Vm,
 }
 
 /// Chunks in a base.
@@ -93,6 +127,8 @@ pub struct Fetched {
     pub ahead: Vec<Range<u64>>,
     /// Progress of the VM's list, once reading it ahead has begun.
     pub prefetch: Option<Reading>,
+    /// Page faults of the VM that a pager process answered.
+    pub answered: Option<FaultMetrics>,
 }
 
 /// Time between two checks for threads that still wait.
@@ -142,7 +178,10 @@ impl Faults {
     /// # Errors
     /// The host refuses.
     pub(crate) fn of(start: *mut u8, len: u64, handler: Arc<dyn FaultHandler>) -> Result<Arc<Self>> {
-        let userfault = Arc::new(Userfault::new()?);
+        let userfault = Arc::new(match handler.fills() {
+            FilledPages::Base => Userfault::new()?,
+            FilledPages::Vm => Userfault::reporting_drops()?,
+        });
         let start = start as u64;
         userfault
             .register(start, len)
@@ -185,6 +224,23 @@ impl Faults {
         self.userfault.has_faults()
     }
 
+    /// Whether a thread waits for a page or for a read of an event.
+    #[must_use]
+    pub fn has_waiting_thread(&self) -> bool {
+        self.userfault.is_waited_for().unwrap_or_else(|error| {
+            log::debug!("cannot tell whether a page fault waits: {error}");
+            // A fault that was read shows again at the next look.
+            let is_waited_for = self.is_waited_for();
+            self.requeue_unanswered();
+            is_waited_for
+        })
+    }
+
+    /// The runs of a range that the guest has not returned to the host.
+    pub(crate) fn needed(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        page_ranges(range, PAGE, |page| !self.there.is_given_back(page))
+    }
+
     /// Makes faults that were read and not answered come again.
     pub fn requeue_unanswered(&self) {
         let is_mapped = lock(&self.is_mapped);
@@ -213,6 +269,11 @@ impl Faults {
     /// A part is unavailable.
     pub fn fetch(&self, range: Range<u64>) -> Result<bool> {
         self.number.get().map_or(Ok(false), |number| self.handler.fetch(*number, range))
+    }
+
+    /// Page faults that this process answered, as [`FaultHandler::answered`].
+    pub(crate) fn answered(&self) -> Option<FaultMetrics> {
+        self.number.get().and_then(|number| self.handler.answered(*number))
     }
 
     /// Sets the act for unavailable memory, which runs once; at once if memory is unavailable already.
@@ -259,8 +320,9 @@ impl Faults {
     /// present stay, and those that the guest returned become zero. Wakes the faults that wait for it. The VM
     /// is told before.
     pub fn refuse(&self, range: Range<u64>) {
-        let (from, to) = (range.start.min(self.len), range.end.min(self.len));
-        let (start, len) = (self.start + from, to.saturating_sub(from));
+        let page_size = self.handler.page_size();
+        let pages = page_size.around(&(range.start.min(self.len)..range.end.min(self.len)));
+        let (start, len) = (self.start + pages.start, pages.end.saturating_sub(pages.start));
         let is_mapped = lock(&self.is_mapped);
         if !*is_mapped || len == 0 {
             return;
@@ -271,20 +333,21 @@ impl Faults {
             // accesses it gets a signal, as intended: the content is unavailable.
             unsafe { rustix::mm::mprotect(at, (end - start) as usize, MprotectFlags::empty()) }
         };
-        let pages = from / PAGE * PAGE..to;
-        for run in page_ranges(pages.clone(), |page| self.there.is_given_back(page)) {
+        for run in page_ranges(pages.clone(), PAGE, |page| self.there.is_given_back(page)) {
             for page in run.step_by(PAGE as usize) {
                 // It fails if another file is mapped there, whose pages are present.
                 let _ = self.userfault.zero(self.start + page, PAGE);
             }
         }
-        let is_refused = |page| !self.there.has(page) && !self.there.is_given_back(page);
+        let is_spared = |page| self.there.has(page) || self.there.is_given_back(page);
+        // A huge page is there as a whole.
+        let is_refused = |page| !(page..page + page_size.bytes()).step_by(PAGE as usize).any(is_spared);
         // The second and third way need fewer mappings, in case these are short. Poison (Linux 6.6) is not
         // the first: KVM takes a poisoned page for broken hardware and sends the vCPU's thread SIGBUS.
-        let refused = page_ranges(pages.clone(), is_refused)
+        let refused = page_ranges(pages.clone(), page_size.bytes(), is_refused)
             .try_for_each(no_access)
             .or_else(|_| self.userfault.poison(start, len))
-            .or_else(|_| no_access(from..to));
+            .or_else(|_| no_access(pages));
         if let Err(errno) = refused {
             // The faults go on waiting, which harms no data.
             log::error!(
@@ -311,8 +374,10 @@ impl Faults {
         // The service may have read faults without answering them, so they are announced anew.
         let _ = self.userfault.wake(self.start, self.len);
         let within = |address: u64| address.checked_sub(self.start).filter(|offset| *offset < self.len);
-        let refuse = |address| within(address).into_iter().for_each(|page| self.refuse(page..page + PAGE));
-        while self.userfault.read(refuse).is_ok_and(|count| count > 0) {}
+        // All are read first: no range can be filled while an event waits.
+        let mut addresses = Vec::new();
+        while self.userfault.read(|address| addresses.push(address)).is_ok_and(|count| count > 0) {}
+        addresses.into_iter().filter_map(within).for_each(|page| self.refuse(page..page + PAGE));
     }
 
     /// Waits for `patience`, then wakes all threads that wait for memory, again and again. Dropping the
@@ -344,14 +409,18 @@ impl Faults {
     }
 }
 
-/// Ranges of the pages for which `is_one` returns true.
-fn page_ranges(range: Range<u64>, is_one: impl Fn(u64) -> bool) -> impl Iterator<Item = Range<u64>> {
-    let mut pages = range.step_by(PAGE as usize).filter(move |page| is_one(*page)).peekable();
+/// Ranges of the pages of `bytes` for which `is_one` returns true.
+fn page_ranges(
+    range: Range<u64>,
+    bytes: u64,
+    is_one: impl Fn(u64) -> bool,
+) -> impl Iterator<Item = Range<u64>> {
+    let mut pages = range.step_by(bytes as usize).filter(move |page| is_one(*page)).peekable();
     std::iter::from_fn(move || {
         let start = pages.next()?;
-        let mut end = start + PAGE;
+        let mut end = start + bytes;
         while pages.next_if_eq(&end).is_some() {
-            end += PAGE;
+            end += bytes;
         }
         Some(start..end)
     })

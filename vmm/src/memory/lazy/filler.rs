@@ -116,11 +116,19 @@ pub struct ChunkTools<'f> {
     /// Buffer for a chunk, with space to align it to a page: the kernel copies aligned pages three times as
     /// fast.
     bytes: Vec<u8>,
+    /// Whether the last chunk was read, and not found in the memfd.
+    has_read: bool,
 }
 
 impl ChunkTools<'_> {
     fn new<'f>(why: FillReason, reader: Box<dyn ChunkReader + 'f>, chunk_len: u64) -> ChunkTools<'f> {
-        ChunkTools { why, reader, bytes: vec![0; (chunk_len + PAGE) as usize] }
+        ChunkTools { why, reader, bytes: vec![0; (chunk_len + PAGE) as usize], has_read: false }
+    }
+
+    /// Whether the last [`Filler::fill`] read the chunk from its source.
+    #[must_use]
+    pub fn has_read(&self) -> bool {
+        self.has_read
     }
 }
 
@@ -227,6 +235,7 @@ impl Filler {
     pub fn fill(&self, chunk: u64, tools: &mut ChunkTools<'_>) -> Result<Chunk> {
         let (word, bit) = (&self.filled[(chunk / 64) as usize], 1 << (chunk % 64));
         let Range { start, end } = self.range(chunk);
+        tools.has_read = false;
         if word.load(Ordering::Acquire) & bit != 0
             && (tools.why == FillReason::Ahead || self.is_whole(start..end, tools)?)
         {
@@ -238,6 +247,7 @@ impl Filler {
         }
         let first = tools.bytes.as_ptr().align_offset(PAGE as usize);
         let bytes = &mut tools.bytes[first..][..len as usize];
+        tools.has_read = true;
         if tools.reader.read(chunk, bytes)? == Chunk::Zero {
             return Ok(Chunk::Zero);
         }

@@ -27,6 +27,7 @@ const STEP: u64 = 256 << 10;
 
 /// Progress of reading ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[non_exhaustive]
 pub struct Reading {
     /// Pages of the list.

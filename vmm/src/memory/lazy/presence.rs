@@ -164,7 +164,7 @@ impl Presence {
 
 /// Makes the kernel touch `len` bytes at `start` (MADV_POPULATE_READ, Linux 5.14), which returns an error
 /// where a thread would get a signal.
-fn populate(start: u64, len: u64) -> rustix::io::Result<()> {
+pub(crate) fn populate(start: u64, len: u64) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| {
         // SAFETY: the range is guest memory, which the caller has mapped. Reading pages in changes no
         // content.

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::faults::Faults;
 use super::userfault::Userfault;
+use crate::counters::faults::FaultCounters;
 use crate::error::Error;
 use crate::memory::PAGE;
 
@@ -26,6 +27,8 @@ pub struct ServedVm {
     pub(crate) start: u64,
     /// Called with unavailable ranges.
     pub(crate) unreadable: Unreadable,
+    /// Counts the answered faults.
+    pub(super) answered: FaultCounters,
     /// Whether the VM gave its memory up. Locked for reading during each act on it.
     is_over: RwLock<bool>,
 }
@@ -34,7 +37,8 @@ impl ServedVm {
     /// A VM whose memory lies at `start`, perhaps in another process.
     #[must_use]
     pub fn new(userfault: Arc<Userfault>, start: u64, unreadable: Unreadable) -> Self {
-        Self { userfault, start, unreadable, is_over: RwLock::new(false) }
+        let answered = FaultCounters::default();
+        Self { userfault, start, unreadable, answered, is_over: RwLock::new(false) }
     }
 
     /// A VM of this process. Unavailable memory ends it.

@@ -17,6 +17,7 @@ use crate::paths;
 
 const DEVICE: &str = "/dev/userfaultfd";
 const API: u64 = 0xaa;
+const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
 const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 const MODE_MISSING: u64 = 1;
 const DONT_WAKE: u64 = 1;
@@ -72,7 +73,7 @@ struct RangeIoctl {
     done: i64,
 }
 
-/// `uffd_msg`. Only page faults come.
+/// `uffd_msg`. Its address is that of a page fault.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct UffdMessage {
@@ -107,13 +108,29 @@ impl Userfault {
     /// # Errors
     /// The kernel has no userfaultfd, or refuses it to this user.
     pub fn new() -> Result<Self> {
+        Self::with(0, "unpack all memory first")
+    }
+
+    /// As [`Userfault::new`], and reports ranges that this process drops (`UFFD_EVENT_REMOVE`). A thread that
+    /// drops a range waits until the event is read.
+    ///
+    /// # Errors
+    /// As [`Userfault::new`].
+    pub fn reporting_drops() -> Result<Self> {
+        Self::with(FEATURE_EVENT_REMOVE, "restore from the memory's file")
+    }
+
+    /// Makes one with these features. `otherwise` needs no userfaultfd.
+    fn with(features: u64, otherwise: &str) -> Result<Self> {
         let fd = from_device().or_else(|_| from_call()).map_err(|errno| {
-            let why = "handle KVM's page faults: give this user read and write access to /dev/userfaultfd, \
-                       CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1 (without one of them, a userfaultfd \
-                       handles no faults of KVM); or unpack all memory first, which needs none of them";
+            let why = format!(
+                "handle KVM's page faults: give this user read and write access to /dev/userfaultfd, \
+                 CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1 (without one of them, a userfaultfd \
+                 handles no faults of KVM); or {otherwise}, which needs none of them"
+            );
             Error::host(why, errno)
         })?;
-        let handshake = agree(&fd, 0)
+        let handshake = agree(&fd, features)
             .map_err(|errno| Error::host("agree on the features of userfaultfd with the kernel", errno))?;
         if handshake.features & FEATURE_MISSING_SHMEM == 0 {
             return Err(Error::host("handle page faults of a memfd", Errno::NOTSUP));
@@ -210,12 +227,23 @@ impl Userfault {
         })
     }
 
-    /// Whether a fault waits that was not read.
+    /// Whether a fault or an event waits that was not read.
     #[must_use]
     pub fn has_faults(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
             && fds[0].revents().contains(PollFlags::IN)
+    }
+
+    /// Whether a thread waits in a fault, also if the fault was read (`userfaultfd_show_fdinfo` of
+    /// fs/userfaultfd.c).
+    ///
+    /// # Errors
+    /// The host does not tell.
+    pub fn is_waited_for(&self) -> std::io::Result<bool> {
+        let info = paths::info_of(&self.fd)?;
+        let total = info.lines().find_map(|line| line.strip_prefix("total:"));
+        Ok(self.has_faults() || total.is_some_and(|count| count.trim() != "0"))
     }
 
     /// As [`Userfault::read`], until no more faults come.
@@ -228,7 +256,8 @@ impl Userfault {
     }
 
     /// Calls `each` with the addresses of pages for which faults wait. Does not wait for faults. An address
-    /// may come more than once, and after its page was filled. Returns the number of addresses.
+    /// may come more than once, and after its page was filled. Reads events, too. Returns the number of
+    /// messages.
     ///
     /// # Errors
     /// The descriptor cannot be read.
@@ -258,10 +287,14 @@ impl AsFd for Userfault {
     }
 }
 
+/// The most attempts of a call while the mapping changes. It changes until an event is read, which the caller
+/// may be about to do.
+const ATTEMPTS: u32 = 10_000;
+
 /// Calls `act` with the rest of a range until all is done. `act` stops at a present page and returns the
 /// number of bytes done before; it goes on behind that page.
 fn over_what_is_there(len: u64, mut act: impl FnMut(u64, u64) -> (io::Result<()>, i64)) -> io::Result<()> {
-    let mut at = 0;
+    let (mut at, mut attempts) = (0, 0);
     while at < len {
         let (answer, done) = act(at, len - at);
         match answer {
@@ -269,7 +302,10 @@ fn over_what_is_there(len: u64, mut act: impl FnMut(u64, u64) -> (io::Result<()>
             // Cut short by a present page or by a change of the mapping: the call tells how much it did.
             Err(Errno::AGAIN) if done > 0 => at += done.cast_unsigned(),
             Err(Errno::EXIST) => at += PAGE,
-            Err(Errno::AGAIN | Errno::INTR) => std::thread::yield_now(),
+            Err(Errno::AGAIN | Errno::INTR) if attempts < ATTEMPTS => {
+                attempts += 1;
+                std::thread::yield_now();
+            }
             Err(errno) => return Err(errno),
         }
     }

@@ -14,6 +14,7 @@ use crate::memory::lazy::fault_service::Service;
 use crate::memory::lazy::faults::FaultHandler;
 use crate::memory::page_set::PageSet;
 use crate::pager::client::Pager;
+use crate::pager::handler::MemoryHandler;
 use crate::pager::options::PagerOptions;
 use crate::progress::Progress;
 use crate::snapshot::format::files::open_named;
@@ -31,6 +32,28 @@ pub enum SnapshotMemory {
     Raw(Arc<File>, PathBuf),
     /// `memory.pack`.
     Packed(Packed),
+}
+
+/// The place of an opened snapshot's memory.
+#[derive(Clone, Debug)]
+pub(crate) enum MemorySource {
+    /// A file.
+    File(Arc<SnapshotMemory>),
+    /// A memory handler, which each VM asks for itself.
+    Handler(MemoryHandler),
+}
+
+impl MemorySource {
+    /// The file.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: a handler has the memory.
+    pub fn file(&self) -> Result<&Arc<SnapshotMemory>> {
+        match self {
+            Self::File(memory) => Ok(memory),
+            Self::Handler(_) => Err(Error::config("memory", Invalid::HandlerAlone)),
+        }
+    }
 }
 
 /// A pack, and its unpacked content once a VM needs it: all of it, or filled on touch.

@@ -43,7 +43,9 @@ fn read(path: &Path, opened: (File, u64)) -> Result<(manifest::Manifest, Vec<u8>
 
 /// Decodes the state file at `path`, and validates its configuration.
 pub(crate) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
-    let manifest = manifest::decode(file).map_err(|problem| Error::snapshot(path, problem))?;
+    let mut manifest = manifest::decode(file).map_err(|problem| Error::snapshot(path, problem))?;
+    let networks = &mut manifest.config.devices.networks;
+    networks.iter_mut().for_each(|network| network.backend.trust_descriptor());
     let manifest::Manifest { metadata, config, .. } = &manifest;
     config.validate().map_err(|error| Error::snapshot(path, error.to_string()))?;
     if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {

@@ -1,24 +1,24 @@
 //! Opens a snapshot once, and restores any number of VMs from it.
 
+mod vm_memory;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::config::VmConfig;
-use crate::error::{Error, Invalid, Result};
-use crate::kvm;
-use crate::kvm::cpuid;
+use crate::config::{HugePages, VmConfig};
+use crate::error::{Error, Result};
 use crate::kvm::host;
 use crate::machine::shared::SharedMachine;
 use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::machine::{Machine, MachineState};
-use crate::memory::backing::Backing;
+use crate::memory::backing::{Backing, prefer_huge_pages};
 use crate::memory::base::OverlayPages;
 use crate::memory::files::lease::Leases;
-use crate::memory::lazy::fault_service::Service;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
+use crate::pager::handler::MemoryHandler;
 use crate::persist::Persist;
 use crate::snapshot::Metadata;
 use crate::snapshot::disks::images;
@@ -29,19 +29,18 @@ use crate::snapshot::format::place::open_ahead;
 use crate::snapshot::format::working_set::{Plan, WorkingSet, WorkingSetFile};
 use crate::snapshot::history::{History, RestoredFrom};
 use crate::snapshot::lineage::{Lineage, PagesToCapture};
-use crate::snapshot::opened::composed::ComposedMemory;
 use crate::snapshot::opened::grant;
 use crate::snapshot::opened::grant::Grants;
 use crate::snapshot::opened::location::Location;
-use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, SnapshotMemory, Unpack};
+use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, MemorySource, SnapshotMemory, Unpack};
 use crate::snapshot::opened::relative;
 use crate::snapshot::opened::relative::{Digests, OpenedMemory};
 use crate::snapshot::opened::state::{read_manifest, read_named};
-use crate::snapshot::restore::isolated::MemoryOfRestore;
+use crate::snapshot::restore::host_fit;
 use crate::snapshot::restore::options::RestoreOptions;
 use crate::snapshot::restore::record::{RecordUntil, Recording, TouchLog};
 use crate::store::Store;
-use crate::timing::step_done;
+use crate::timing::{PhaseClock, RestorePhases, step_done};
 
 /// An opened snapshot: verified, and checked against this host. VMs restored from it share it. Nothing
 /// modifies it.
@@ -53,7 +52,7 @@ pub struct Snapshot {
     /// Author of the state file, which decides the grants.
     origin: grant::Authorship,
     machine: Arc<MachineState>,
-    memory: Arc<SnapshotMemory>,
+    memory: MemorySource,
     /// How a fork's children fill the packed memory that their parent fills on touch. Absent for a snapshot
     /// on disk.
     fills: Option<Unpack>,
@@ -79,6 +78,8 @@ pub(crate) struct Restored {
     pub recording: Option<Recording>,
     /// Layers that were created for this VM. Its owner keeps them once the VM runs.
     pub layers: layers::FreshLayers,
+    /// Durations of the phases so far.
+    pub phases: RestorePhases,
 }
 
 impl Snapshot {
@@ -106,13 +107,14 @@ impl Snapshot {
         drop(file); // the heap has room for what comes next
         step_done("origin");
         let OpenedMemory { memory, over, lineage, digests } = {
-            let grants = Grants { origin: &origin, snapshot: &path, allowed };
+            let grants = Grants::of_paths(&origin, &path, allowed);
             relative::open(&path, &metadata, &|base| grants.check_base(base))?
         };
         let layers = layers::LayerFiles::Directory(path.clone());
         let files = leases(&path, &memory, over.as_ref())?;
         let working_set = Some(WorkingSetFile::of(&path, &metadata.id, metadata.memory_bytes));
-        let (state, memory) = ((metadata, config, machine), (Arc::new(memory), over));
+        let memory = MemorySource::File(Arc::new(memory));
+        let (state, memory) = ((metadata, config, machine), (memory, over));
         let snapshot = Self {
             origin,
             digests,
@@ -140,11 +142,35 @@ impl Snapshot {
         step_done("origin");
         let memory = SnapshotMemory::open_raw(&files.memory, metadata.memory_bytes)?;
         let leases = leases(&files.state, &memory, None)?;
-        // A snapshot in two files has no layers, but the state may be of a snapshot in a directory.
-        let beside = files.state.parent().unwrap_or(Path::new("")).to_owned();
-        let (location, layers) =
-            (Location::Files(files.state.clone()), layers::LayerFiles::Directory(beside));
-        let (state, memory) = ((metadata, config, machine), (Arc::new(memory), None));
+        let memory = (MemorySource::File(Arc::new(memory)), leases);
+        Self::of_state_file(&files.state, origin, (metadata, config, machine), memory)
+    }
+
+    /// Opens a state file. A memory handler has the memory, and fills that of each VM when it is touched.
+    ///
+    /// # Errors
+    /// As [`Snapshot::open`]. The handler is reached by a restore.
+    pub fn open_handled(state: &Path, handler: &MemoryHandler) -> Result<Self> {
+        let (manifest, text) = read_named(state)?;
+        step_done("state load, CRC, parse");
+        let manifest::Manifest { metadata, config, machine, .. } = manifest;
+        check_is_whole(state, &metadata)?;
+        let origin = grant::origin_of(&text, &metadata, &config);
+        let memory = MemorySource::Handler(handler.clone());
+        Self::of_state_file(state, origin, (metadata, config, machine), (memory, Arc::default()))
+    }
+
+    /// A snapshot whose memory lies apart from its state.
+    fn of_state_file(
+        path: &Path,
+        origin: grant::Authorship,
+        state: (Metadata, VmConfig, MachineState),
+        (memory, leases): (MemorySource, Arc<Leases>),
+    ) -> Result<Self> {
+        // A state file alone has no layers, but it may be of a snapshot in a directory.
+        let beside = path.parent().unwrap_or(Path::new("")).to_owned();
+        let (location, layers) = (Location::Files(path.to_owned()), layers::LayerFiles::Directory(beside));
+        let memory = (memory, None);
         let snapshot = Self { origin, ..Self::of_own(location, state, memory, None, layers, leases) };
         snapshot.check_host()?;
         step_done("host check");
@@ -170,14 +196,15 @@ impl Snapshot {
         };
         let files = held.map_or_else(|| leases(location.path(), &memory, over.as_ref()), Ok)?;
         let layers = layers::LayerFiles::Held(layers);
-        Ok(Self { fills, ..Self::of_own(location, state, (memory, over), lineage, layers, files) })
+        let memory = (MemorySource::File(memory), over);
+        Ok(Self { fills, ..Self::of_own(location, state, memory, lineage, layers, files) })
     }
 
     /// A snapshot of this process, with no files.
     fn of_own(
         location: Location,
         (metadata, config, machine): (Metadata, VmConfig, MachineState),
-        (memory, over): (Arc<SnapshotMemory>, Option<OverlayPages>),
+        (memory, over): (MemorySource, Option<OverlayPages>),
         lineage: Option<Lineage>,
         layers: layers::LayerFiles,
         files: Arc<Leases>,
@@ -232,8 +259,11 @@ impl Snapshot {
     }
 
     /// The complete memory, or the base's with a diff's pages.
-    pub(crate) fn memory(&self) -> (&SnapshotMemory, Option<&OverlayPages>) {
-        (&self.memory, self.over.as_ref())
+    ///
+    /// # Errors
+    /// [`Error::Config`]: a memory handler has it.
+    pub(crate) fn memory(&self) -> Result<(&SnapshotMemory, Option<&OverlayPages>)> {
+        Ok((&**self.memory.file()?, self.over.as_ref()))
     }
 
     /// Memory that is filled on touch, if that of the captured VM was.
@@ -274,7 +304,7 @@ impl Snapshot {
     /// VMs with a base of their own are not counted ([`RestoreOptions::isolate_base`]).
     #[must_use]
     pub fn chunks_fetched(&self) -> u64 {
-        self.memory.chunks_fetched()
+        self.memory.file().map_or(0, |memory| memory.chunks_fetched())
     }
 
     /// Makes a halted machine of the snapshot, with the other parts of a VM.
@@ -282,12 +312,15 @@ impl Snapshot {
     /// # Errors
     /// The host refuses memory, a VM, or a part of the state; or [`Error::Cancelled`].
     pub(crate) fn restored(&self, options: RestoreOptions, first: FirstVcpu) -> Result<Restored> {
+        let mut clock = PhaseClock::start();
         options.progress.begin(0);
         options.progress.check()?;
+        self.check_handler(&options)?;
         let ahead = self.ahead(&options)?;
         let notes = options.record.map(|marker| TouchLog::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
-        Grants { origin: &self.origin, snapshot: self.location.path(), allowed: &options.allowed }
+        let grants = Grants::of_paths(&self.origin, self.location.path(), &options.allowed);
+        Grants { taps: options.allow_taps, ..grants }
             .check_devices(&mut config.devices, &options.overrides)?;
         let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
         let placed = given.map(|disk| disk.id.clone()).collect();
@@ -295,36 +328,44 @@ impl Snapshot {
         if options.allow_shared {
             config.devices.allow_shared();
         }
+        if let Some(service) = &mut config.devices.metadata {
+            // Clones of one snapshot share no data.
+            service.store = options.metadata.clone().unwrap_or_default();
+        }
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
-        let MemoryOfRestore { memory, over, files } = self.memory_for(&options, unpack)?;
+        let vm_memory::VmMemory { backing, lazy, over, files } =
+            self.memory_of_vm(&options, unpack, notes.as_ref())?;
         let mut layers =
             layers::create_restore_layers(&self.layers, &mut config.devices, &placed, &options.progress)?;
-        let backing = match &notes {
-            Some(notes) => self.noting(&memory, over.clone(), &options.unpack, notes)?,
-            None => memory.backing(unpack, over.clone(), &options.progress)?,
-        };
+        if config.huge_pages == HugePages::Hugetlb && matches!(self.memory, MemorySource::File(_)) {
+            // Clones share the file's pages, which are small.
+            config.huge_pages = HugePages::None;
+        }
         let shape = VmShape { logs_writes: options.rewindable, ..VmShape::of(&config) };
         let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
         let (pooled, _refill) = pooled.unzip();
+        let mut phases = RestorePhases { prepare: clock.phase_done(), ..RestorePhases::default() };
         let shell = shell(pooled, shape, backing, first)?;
+        if config.huge_pages == HugePages::Transparent && shell.ram.faults().is_none() {
+            prefer_huge_pages(&shell.ram);
+        }
         shell.end_vm_on_fault_failure();
+        phases.machine = clock.phase_done();
         let mut machine = Machine::new(shell, &config, options.console)?;
         machine.set_clock_mode(options.clock);
         config.devices.release_checked();
         self.layers.check(&self.metadata.layers, &machine)?;
         let (then, recorded) = (&self.metadata.disks, &self.config.devices.disks);
         images::check(then, recorded, &machine, &options.overrides, options.changed_images)?;
+        phases.devices = clock.phase_done();
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.location.state_file(),
             source: Box::new(source),
         })?;
+        phases.state = clock.phase_done();
         let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
         layers.close_unnamed();
-        // Touches of a recorded VM's children are not recorded.
-        let lazy = LazyMemory::of(&memory, unpack).filter(|_| recording.is_none());
-        // A recorded VM has no overlay: its source of pages includes the diff's.
-        let over = over.filter(|_| recording.is_none());
         let recorded = self.over.as_ref().filter(|_| recording.is_some()).map(|over| Arc::clone(&over.pages));
         let lineage = self.lineage.clone().map(|lineage| match &recorded {
             Some(pages) => {
@@ -345,10 +386,15 @@ impl Snapshot {
             // The parent's last snapshot is not the child's.
             (Location::Memory, _) => None,
             (_, Some(lineage)) => Some(lineage.may_differ.clone()),
+            // The page tables show fetched pages like written ones.
+            _ if options.rewindable && matches!(self.memory, MemorySource::Handler(_)) => {
+                Some(PagesToCapture::Written(PageSet::none(shape.memory_bytes)))
+            }
             (_, None) => Some(PagesToCapture::NotBase(recorded)),
         };
         let history = History { lineage, since_last, origin: Some(origin) };
-        Ok(Restored { machine: SharedMachine::new(machine, config), history, ahead, recording, layers })
+        let machine = SharedMachine::new(machine, config);
+        Ok(Restored { machine, history, ahead, recording, layers, phases })
     }
 
     /// The working set to read ahead. Complete memory needs none. A set that is wrong is an error here,
@@ -359,40 +405,10 @@ impl Snapshot {
         }
         let set = self.working_set()?;
         step_done("working set");
-        let is_there = matches!(*self.memory, SnapshotMemory::Packed(_)) && options.unpack == Unpack::AtOnce;
+        let is_packed = self.memory.file().is_ok_and(|memory| matches!(**memory, SnapshotMemory::Packed(_)));
+        let is_there = is_packed && options.unpack == Unpack::AtOnce;
         let over = self.over.as_ref().map(|over| Arc::clone(&over.pages));
         Ok(set.filter(|_| options.record.is_none() && !is_there).map(|set| Plan { set, over }))
-    }
-
-    /// The memory for a VM: this snapshot's, or a copy.
-    fn memory_for(&self, options: &RestoreOptions, unpack: &Unpack) -> Result<MemoryOfRestore> {
-        let (memory, over, files) = (Arc::clone(&self.memory), self.over.clone(), Arc::clone(&self.files));
-        let shared = MemoryOfRestore { memory, over, files };
-        match (options.isolate_base, unpack) {
-            (false, _) => Ok(shared),
-            (true, Unpack::ByPager(_)) => Err(Error::config("pager", Invalid::PagerWithIsolation)),
-            (true, _) => shared.isolated(self.metadata.memory_bytes, &options.progress),
-        }
-    }
-
-    /// Memory of a VM's own that records touches.
-    fn noting(
-        &self,
-        memory: &SnapshotMemory,
-        over: Option<OverlayPages>,
-        unpack: &Unpack,
-        notes: &Arc<TouchLog>,
-    ) -> Result<Backing> {
-        if *unpack != Unpack::OnTouch {
-            let problem = "a recording fills guest memory page by page in this process, which excludes a \
-                           shared pager and unpacking all memory before the start; leave out the recording \
-                           or the other option";
-            return Err(Error::config("record", problem));
-        }
-        let source = ComposedMemory::of(memory, self.metadata.memory_bytes, over);
-        let noted = Arc::clone(notes);
-        let service = Service::noting(Box::new(source), Box::new(move |page| noted.touched(page)))?;
-        Ok(Backing::Lazy { handler: Arc::new(service), pages: None })
     }
 
     /// Starts the recording, which keeps the log at its end.
@@ -433,15 +449,10 @@ impl Snapshot {
         if taken_with.is_some_and(|digest| host::feature_digest().is_ok_and(|here| here == digest)) {
             return Ok(());
         }
-        let supported = cpuid::supported(&kvm::open()?)?;
-        let mut missing: Vec<String> =
-            self.machine.vcpus.iter().flat_map(|vcpu| cpuid::missing(&vcpu.cpuid, &supported)).collect();
-        missing.dedup();
+        let missing = host_fit::missing(&self.config, &self.machine)?;
         if missing.is_empty() {
             return Ok(());
         }
-        missing.sort();
-        missing.dedup();
         Err(Error::HostCpu { path: self.location.path().to_owned(), missing: missing.join(", ") })
     }
 }

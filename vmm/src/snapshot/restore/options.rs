@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::config::{ClockMode, Overrides};
 use crate::console::Console;
 use crate::machine::pool::Pool;
+use crate::metadata::MetadataStore;
 use crate::progress::Progress;
 use crate::snapshot::disks::images::ChangedImages;
 use crate::snapshot::opened::memory::Unpack;
@@ -26,6 +27,9 @@ pub struct RestoreOptions {
     /// Directories for the disks and sockets of a snapshot that this user's volt-vmm did not write. The
     /// snapshot gets no other host resource, except those in `overrides`.
     pub allowed: Vec<PathBuf>,
+    /// Lets such a snapshot use the taps that it names. The kernel lets a process without capabilities use
+    /// the taps of its user and group, and those without an owner.
+    pub allow_taps: bool,
     /// Lets the VM have disks and sockets that another VM or process has, which is refused otherwise. Two
     /// VMs that write one disk damage its file system, unless that is made for it. A socket's path is taken
     /// from the other VM: its connections go on, and new ones come to this VM. A tap and a forwarded port
@@ -38,6 +42,8 @@ pub struct RestoreOptions {
     pub clock: ClockMode,
     /// A pool of empty VMs. If it is empty or of another shape, the restore makes a VM.
     pub pool: Option<Arc<Pool>>,
+    /// The data of the metadata service of this VM. A snapshot has none.
+    pub metadata: Option<MetadataStore>,
     /// How packed memory is filled.
     pub unpack: Unpack,
     /// Gives the VM a base of its own, so that it shares no page of the snapshot's memory with other VMs. Raw
@@ -66,10 +72,12 @@ impl Default for RestoreOptions {
             overrides: Overrides::default(),
             changed_images: ChangedImages::default(),
             allowed: Vec::new(),
+            allow_taps: false,
             allow_shared: false,
             rewindable: false,
             clock: ClockMode::default(),
             pool: None,
+            metadata: None,
             unpack: Unpack::default(),
             isolate_base: false,
             prefetch: true,
@@ -102,6 +110,12 @@ impl RestoreOptions {
     #[must_use]
     pub fn pool(self, pool: impl Into<Option<Arc<Pool>>>) -> Self {
         Self { pool: pool.into(), ..self }
+    }
+
+    /// Gives the VM's metadata service this data.
+    #[must_use]
+    pub fn metadata(self, store: MetadataStore) -> Self {
+        Self { metadata: Some(store), ..self }
     }
 
     /// Fills packed memory in another way.
@@ -144,6 +158,12 @@ impl RestoreOptions {
     #[must_use]
     pub fn allowed(self, directories: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
         Self { allowed: directories.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// Allows a foreign snapshot the taps that it names.
+    #[must_use]
+    pub fn allow_taps(self, allow_taps: bool) -> Self {
+        Self { allow_taps, ..self }
     }
 
     /// How to treat images of disks without a layer that changed since the snapshot.

@@ -97,6 +97,7 @@ impl From<RecordUntil> for String {
 
 /// Summary of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RecordingSummary {
     /// The event that ended the recording.
     pub marker: RecordUntil,
@@ -112,6 +113,7 @@ pub struct RecordingSummary {
 
 /// How well a working set predicted the touches of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct WorkingSetHits {
     /// Pages in the set.
     pub pages: u64,

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::machine::shared::SharedMachine;
 use crate::memory::dirty::populated::private_pages;
-use crate::memory::dirty::reset::reset;
+use crate::memory::dirty::reset;
 use crate::memory::page_set::PageSet;
 use crate::snapshot::history::{History, RestoredFrom};
 
@@ -43,6 +43,7 @@ pub(crate) fn rewind(vm: &SharedMachine, history: &mut History) -> Result<Rewind
         machine.shell().watch_writes()
     })?;
     let (pages, paused) = vm.paused_for(ACT, |machine| {
+        reset::check(&machine.shell().ram)?;
         let pages = changed(machine, history)?;
         let Some(origin) = &mut history.origin else { unreachable!("looked at above") };
         // From here on an error ends the VM: its memory is neither old nor new.
@@ -65,7 +66,7 @@ fn changed(machine: &Machine, history: &mut History) -> Result<PageSet> {
 }
 
 fn put_all_back(machine: &mut Machine, origin: &RestoredFrom, pages: &PageSet) -> Result<()> {
-    reset(&machine.shell().ram, pages, origin.over.as_ref())?;
+    reset::reset(&machine.shell().ram, pages, origin.over.as_ref())?;
     machine.rewind(&origin.machine).map_err(|source| {
         let path = origin.path.clone();
         Error::Restore { path, source: Box::new(source) }

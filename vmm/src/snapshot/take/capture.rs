@@ -32,7 +32,8 @@ use crate::machine::shared::{PauseTimes, SharedMachine};
 use crate::machine::{Machine, MachineState};
 use crate::memory::PAGE;
 use crate::memory::dirty::freeze::freeze;
-use crate::memory::dirty::populated::private_pages;
+use crate::memory::dirty::populated::{pages_over_complete, private_pages};
+use crate::memory::files::memfd::fresh;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
@@ -171,7 +172,12 @@ pub(crate) fn capture<B: SideCapture>(
     let Passes { pages, mut unneeded, stats, copies, .. } = passes;
     unneeded.remove_all(&pages);
     let copy = copies.settle(request.progress)?;
-    Ok((Capture { base: ram.base().file, pages, copy, unneeded, state, stats }, more))
+    // The copy is whole over a base of zeros in two cases. The base of huge pages is not frozen. The base of
+    // memory that a service fills for one VM has holes alone: a reader of the capture would fill them with
+    // zeros, and the VM would no longer ask its service after a rewind.
+    let is_whole = ram.is_huge() || request.reads_base && ram.own_faults().is_some();
+    let base = if is_whole { Arc::new(fresh(ram.len())?) } else { ram.base().file };
+    Ok((Capture { base, pages, copy, unneeded, state, stats }, more))
 }
 
 /// The machine's state, and the state beside memory.
@@ -197,7 +203,7 @@ struct Passes<'a, B> {
 
 impl<B: SideCapture> Passes<'_, B> {
     fn run(&mut self, request: &CaptureRequest<'_>) -> Result<Captured<B>> {
-        self.take_first(request.pages, request.progress)?;
+        self.take_first(request)?;
         let mut limit = request.max_pause.map(PauseLimit::new);
         let (done, stood) = loop {
             self.pass_until_ready(request, limit.as_mut())?;
@@ -227,14 +233,20 @@ impl<B: SideCapture> Passes<'_, B> {
 
     /// Copies the bulk. The page tables show pages written until now, so the dirty log so far counts only for
     /// a diff.
-    fn take_first(&mut self, to_capture: &PagesToCapture, progress: &Progress) -> Result<()> {
+    fn take_first(&mut self, request: &CaptureRequest<'_>) -> Result<()> {
+        let progress = request.progress;
         self.look()?;
         let before = std::mem::replace(&mut self.left, PageSet::none(self.ram.len()));
         // Read before the page tables: a later write to one of these pages shows there or in the dirty log.
         self.unneeded = self.ram.given();
-        self.pages = match to_capture {
-            PagesToCapture::NotBase(None) => private_pages(self.ram)?,
-            PagesToCapture::NotBase(Some(also)) => private_pages(self.ram)?.and(also),
+        // A base that is read was completed before.
+        let private = || match request.reads_base {
+            true => pages_over_complete(self.ram),
+            false => private_pages(self.ram),
+        };
+        self.pages = match request.pages {
+            PagesToCapture::NotBase(None) => private()?,
+            PagesToCapture::NotBase(Some(also)) => private()?.and(also),
             PagesToCapture::Written(also) => before.and(also),
         };
         self.copies.reserve(&self.pages, &self.unneeded)?;

@@ -1,6 +1,5 @@
 //! A captured VM's memory as one memory: the base, with the captured pages over it.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -30,7 +29,8 @@ impl<'a> CapturedMemory<'a> {
     /// # Errors
     /// The host cannot tell where the base has data.
     pub fn new(captured: &'a Capture, len: u64) -> Result<Self> {
-        let pages = populated(&captured.base, &captured.unneeded, &captured.pages, len)?;
+        let data = data_ranges(&captured.base, len);
+        let pages = populated(data, &captured.unneeded, &captured.pages, len)?;
         Ok(Self { captured, populated: pages.page_ranges().map(|run| run.start..run.end.min(len)).collect() })
     }
 
@@ -64,14 +64,18 @@ impl<'a> CapturedMemory<'a> {
     }
 }
 
-/// The pages of `len` bytes of memory that may hold data: those of the base that the guest needs, and those
-/// over it.
+/// The pages of `len` bytes of memory that may hold data: those with `data` in the base that the guest needs,
+/// and those over it.
 ///
 /// # Errors
 /// The host cannot tell where the base has data.
-pub(crate) fn populated(base: &File, unneeded: &PageSet, over: &PageSet, len: u64) -> Result<PageSet> {
-    let data = data_ranges(base, len)
-        .map_err(|source| Error::host("look for data in the base of guest memory", source))?;
+pub(crate) fn populated(
+    data: io::Result<Vec<Range<u64>>>,
+    unneeded: &PageSet,
+    over: &PageSet,
+    len: u64,
+) -> Result<PageSet> {
+    let data = data.map_err(|source| Error::host("look for data in the base of guest memory", source))?;
     let mut pages = PageSet::none(len);
     data.into_iter().for_each(|range| pages.add(range));
     pages.remove_all(unneeded);

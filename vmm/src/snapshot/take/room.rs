@@ -93,7 +93,7 @@ impl<'a> DiskSpace<'a> {
 
     fn of_whole(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<SpaceReservation> {
         let base = ram.base().file;
-        let all = populated(&base, unneeded, pages, ram.len())?;
+        let all = populated(ram.data_of_base(), unneeded, pages, ram.len())?;
         (self.reserve)(all.len() * PAGE + STATE + self.layers).or_else(|_| {
             let mut of_base = all;
             of_base.remove_all(pages);

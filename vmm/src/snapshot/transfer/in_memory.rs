@@ -21,16 +21,20 @@ use crate::snapshot::disks::layers::LayerCopies;
 use crate::snapshot::history::History;
 use crate::snapshot::lineage::{Lineage, PagesToCapture};
 use crate::snapshot::opened::memory::CapturedBase;
-use crate::snapshot::take::capture::{Capture, CaptureRequest, CopyTarget};
+use crate::snapshot::take::capture::{Capture, CaptureRequest, CaptureStats, CopyTarget};
 use crate::snapshot::take::captured::CapturedMemory;
 use crate::snapshot::take::small_diff::is_small;
 use crate::snapshot::take::taken::{DiskCapture, VmAtInstant, take};
 
-/// Captures a running VM. The caller keeps other captures out.
+/// Captures a running VM. Returns the times of the capture, too. The caller keeps other captures out.
 ///
 /// # Errors
 /// The host refuses, or has no memory for the pages; or [`Error::Cancelled`].
-pub(crate) fn snapshot(vm: &SharedMachine, history: &mut History, progress: &Progress) -> Result<Snapshot> {
+pub(crate) fn snapshot(
+    vm: &SharedMachine,
+    history: &mut History,
+    progress: &Progress,
+) -> Result<(Snapshot, CaptureStats)> {
     let bytes = vm.config().memory_bytes();
     progress.begin(bytes);
     let failed = |source| Error::host("keep a copy of guest memory", source);
@@ -42,6 +46,7 @@ pub(crate) fn snapshot(vm: &SharedMachine, history: &mut History, progress: &Pro
     let pages = &PagesToCapture::NotBase(None);
     let request = CaptureRequest { act: "fork the VM", pages, max_pause: None, reads_base, progress };
     let VmAtInstant { captured, config, metadata, layers } = take(history, &request, to, beside)?;
+    let stats = captured.stats;
     let layers = layers.into_iter().map(|layer| (layer.id, layer.file)).collect();
     let shares = lazy.is_some() || is_small(&captured.pages, &captured.base, None)?;
     if !shares {
@@ -61,7 +66,7 @@ pub(crate) fn snapshot(vm: &SharedMachine, history: &mut History, progress: &Pro
     let held = history.origin.as_ref().map(|origin| &origin.files);
     let snapshot = Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)?;
     progress.finish();
-    Ok(snapshot)
+    Ok((snapshot, stats))
 }
 
 /// The lineage of a child: it may differ where its parent has or had pages of its own.

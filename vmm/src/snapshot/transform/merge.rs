@@ -36,7 +36,7 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Re
     let len = diff.metadata().memory_bytes;
     let dir = NewDir::begin(&to.path_of(name)?)?;
     let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
-    let (below, over) = diff.memory();
+    let (below, over) = diff.memory()?;
     // One phase copies the base. The others read and write the diff's pages, and read the result.
     let rest = len + phases_of_pages(diff.digests()) * over.map_or(0, |over| over.pages.len() * PAGE);
     progress.begin(len + rest);

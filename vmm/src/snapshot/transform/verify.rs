@@ -42,7 +42,7 @@ pub fn verify(store: &Store, name: &str, allowed: &[PathBuf], progress: &Progres
     let path = store.path_of(name)?;
     let (manifest, file) = state::read_manifest(&path)?;
     let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
-    let grants = Grants { origin: &origin, snapshot: &path, allowed };
+    let grants = Grants::of_paths(&origin, &path, allowed);
     let metadata = manifest.metadata;
     layers::LayerFiles::Directory(path.clone()).open(&manifest.config.devices, &metadata.layers)?;
     let len = metadata.memory_bytes;

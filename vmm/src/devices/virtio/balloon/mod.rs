@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::chain::Chain;
 use super::{ChainOutcome, DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::{BalloonConfig, balloon_pages};
+use crate::counters::device::{DeviceOperations, OperationKind};
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::persist::Persist;
@@ -44,6 +45,17 @@ mod feature {
 const QUEUES: [u16; 5] = [256, 256, 64, 64, 64];
 const INFLATE: usize = 0;
 const DEFLATE: usize = 1;
+/// Operations as the counters name them. The first two have the numbers of their queues.
+const OPERATIONS: &[OperationKind] = &[
+    OperationKind::without_data("inflate"),
+    OperationKind::without_data("deflate"),
+    OperationKind::new("statistics"),
+    OperationKind::without_data("hint"),
+    OperationKind::without_data("report"),
+];
+const STATISTICS: usize = 2;
+const HINT: usize = 3;
+const REPORT: usize = 4;
 /// Offset in the configuration space at which the driver writes the number of pages it has given.
 const ACTUAL: u64 = 4;
 const PAGES_PER_MIB: u64 = (1 << 20) / PAGE;
@@ -222,9 +234,9 @@ impl Balloon {
     /// done.
     fn inflate(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         let Self { pages, begun, .. } = self;
-        let ram = io.ram;
+        let (ram, before) = (io.ram, pages.returned);
         let mut left = PFNS_PER_TURN;
-        serve(io, INFLATE, |chain| {
+        let next = serve(io, INFLATE, INFLATE, |chain| {
             let mut list = chain.readable;
             list.take(*begun * PFN);
             let (all, odd) = (list.len() / PFN, !list.len().is_multiple_of(PFN));
@@ -238,7 +250,9 @@ impl Balloon {
             *begun = 0;
             pages.ignored += u64::from(odd);
             Ok(outcome_with_left(left))
-        })
+        });
+        io.counters.add_bytes(INFLATE, (pages.returned - before) * PAGE);
+        next
     }
 
     /// Takes a turn of a queue with buffers of free pages: the reporting queue, or the hinting queue. In the
@@ -250,9 +264,10 @@ impl Balloon {
         hints: bool,
     ) -> std::result::Result<NextTurn, DeviceFailed> {
         let Self { pages, hinting, .. } = self;
-        let ram = io.ram;
+        let (ram, before) = (io.ram, pages.returned);
         let (mut left, mut has_ended) = (BUFFERS_PER_TURN, false);
-        let done = serve(io, queue, |mut chain| {
+        let operation = if hints { HINT } else { REPORT };
+        let done = serve(io, operation, queue, |mut chain| {
             if hints && !chain.readable.is_empty() {
                 has_ended |= hinting.hear(u32::from_le(chain.readable.read_value()?));
             }
@@ -261,6 +276,7 @@ impl Balloon {
             }
             Ok(outcome_with_left(left))
         });
+        io.counters.add_bytes(operation, (pages.returned - before) * PAGE);
         io.config_changed |= has_ended;
         done
     }
@@ -275,7 +291,10 @@ impl Balloon {
         if self.held.is_none()
             && let Some(mut chain) = io.queues[queue].next_chain(memory)?
         {
+            let (bytes, began) = (chain.readable.len(), Instant::now());
             self.statistics = Some(Statistics::read(&mut chain.readable));
+            io.counters.turn(STATISTICS);
+            io.counters.done(STATISTICS, bytes, began.elapsed());
             self.held = Some(chain.head);
         }
         let now = Instant::now();
@@ -304,10 +323,11 @@ fn outcome_with_left(left: usize) -> ChainOutcome {
 /// Handles the chains of a queue for one turn, and interrupts.
 fn serve(
     io: &mut DeviceIo<'_>,
+    operation: usize,
     queue: usize,
     handle: impl FnMut(Chain<'_>) -> std::result::Result<ChainOutcome, DeviceFailed>,
 ) -> std::result::Result<NextTurn, DeviceFailed> {
-    let next = io.each_chain(queue, io.queues[queue].size().into(), handle)?;
+    let next = io.each_chain_as(operation, queue, io.queues[queue].size().into(), handle)?;
     io.interrupt_for(queue)?;
     Ok(next)
 }
@@ -323,6 +343,10 @@ impl VirtioDevice for Balloon {
     fn kind(&self) -> DeviceKind {
         let more = feature::WITH_QUEUE.iter().filter(|feature| self.features & **feature != 0).count();
         DeviceKind { id: 5, queues: &QUEUES[..DEFLATE + 1 + more] }
+    }
+
+    fn operations(&self) -> DeviceOperations {
+        DeviceOperations { operations: OPERATIONS, queues: None }
     }
 
     fn features(&self) -> u64 {

@@ -68,7 +68,7 @@ impl Pages {
             }
             outside -= end - start;
             match give_back(ram, start, end - start) {
-                Ok(()) => self.returned += (end - start) / PAGE,
+                Ok(bytes) => self.returned += bytes / PAGE,
                 Err(error) => {
                     if !self.complained {
                         log::warn!("balloon: {}", report(&error));

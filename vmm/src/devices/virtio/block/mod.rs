@@ -21,6 +21,7 @@ use virtio_bindings::bindings::virtio_blk::{
 use super::watch::Watch;
 use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::{Cache, DiskConfig, Engine, RateLimit};
+use crate::counters::device::DeviceOperations;
 use crate::devices::virtio::limiter::RateLimiter;
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
@@ -46,6 +47,7 @@ mod layer;
 mod live_map;
 mod lower_files;
 mod medium;
+mod operations;
 mod pause_buffer;
 mod quota;
 mod raw;
@@ -331,6 +333,10 @@ impl VirtioDevice for Block {
 
     fn thread(&self) -> ThreadKind {
         ThreadKind::Block
+    }
+
+    fn operations(&self) -> DeviceOperations {
+        operations::OPERATIONS
     }
 
     fn features(&self) -> u64 {

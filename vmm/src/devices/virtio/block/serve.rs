@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
 use super::Block;
+use super::operations::TakenRequest;
 use super::request;
 use super::request::{BlockRequest, DiskRange, RequestLimits, RequestStatus, Responder};
 use super::storage::Storage;
 use super::uring;
 use super::uring::{CompletedRequest, UringEngine};
 use crate::config::devices::Cache;
+use crate::counters::device::DeviceCounters;
 use crate::devices::virtio::queue::VirtQueue;
 use crate::devices::virtio::{DeviceFailed, DeviceIo, NextTurn};
 use crate::memory::own_writes::GuestMemory;
@@ -27,6 +29,22 @@ const DISCARD: &str = "discard";
 /// does not wait for a full queue.
 pub(super) const TURN: Duration = Duration::from_millis(10);
 
+/// The number of the queue.
+const REQUESTS: usize = 0;
+
+/// The driver, which gets responses.
+struct Driver<'a> {
+    memory: &'a GuestMemory,
+    queue: &'a mut VirtQueue,
+    counters: &'a DeviceCounters,
+}
+
+impl<'a> Driver<'a> {
+    fn of(io: &'a mut DeviceIo<'_>) -> Self {
+        Self { memory: io.ram.guest(), queue: &mut io.queues[REQUESTS], counters: io.counters }
+    }
+}
+
 impl Block {
     /// Takes requests for one turn and responds to completed ones. Not by [`DeviceIo::each_chain`]: a request
     /// in flight keeps its chain, and other requests complete meanwhile.
@@ -35,8 +53,8 @@ impl Block {
         // 5.2.6.2).
         let write_through = io.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
         let limits = RequestLimits { capacity: self.capacity, read_only: self.read_only };
-        let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
-        self.respond_to_completed(memory, queue)?;
+        let mut driver = Driver::of(io);
+        self.respond_to_completed(&mut driver)?;
         let (mut taken, mut next) = (0, NextTurn::Again);
         let now = Instant::now();
         let end = now + TURN;
@@ -44,17 +62,18 @@ impl Block {
             self.storage.forget_len();
             self.next_len_check = end;
         }
-        queue.disable_notifications(memory)?;
-        while taken < queue.size() && (taken == 0 || Instant::now() < end) {
+        driver.queue.disable_notifications(driver.memory)?;
+        while taken < driver.queue.size() && (taken == 0 || Instant::now() < end) {
             if self.gate.is_closed() {
                 next = NextTurn::Wait; // until the halt, after which the worker looks at the queue again
                 break;
             }
             if self.uring.as_ref().is_some_and(UringEngine::is_full) {
+                driver.counters.stalled(REQUESTS);
                 next = NextTurn::Wait; // until a request completes
                 break;
             }
-            let Some(chain) = queue.next_chain(memory)? else {
+            let Some(chain) = driver.queue.next_chain(driver.memory)? else {
                 next = NextTurn::Wait;
                 break;
             };
@@ -62,43 +81,50 @@ impl Block {
             let (responder, request) = request::parse(chain, limits)?;
             // Parsing has no effects, so a request over the limit can go back to the queue.
             let cost = request.as_ref().map_or(0, BlockRequest::bytes);
-            if let Err(at) = self.limiter.admit(Instant::now(), cost) {
-                queue.unpop();
+            let now = Instant::now();
+            if let Err(at) = self.limiter.admit(now, cost) {
+                driver.queue.unpop();
                 next = NextTurn::At(at);
                 break;
             }
-            taken += 1;
-            if let Ok(request) = &request {
-                self.complete_while(|disk| disk.must_wait(request, write_through), memory, queue)?;
+            if taken == 0 {
+                driver.counters.turn(REQUESTS);
             }
-            if let Some(written) = self.start_request(responder, request, write_through) {
-                queue.put(memory, head, written)?;
+            taken += 1;
+            let begun = TakenRequest::new(&request, now);
+            if let Ok(request) = &request {
+                self.complete_while(|disk| disk.must_wait(request, write_through), &mut driver)?;
+            }
+            if let Some((status, written)) = self.start_request((responder, begun), request, write_through) {
+                driver.queue.put(driver.memory, head, written)?;
+                begun.ended(status, driver.counters);
             }
         }
+        driver.counters.limited(REQUESTS, self.limiter.waits());
         let submit = |uring: &mut Option<UringEngine>| uring.as_mut().is_none_or(UringEngine::submit);
         let _ = submit(&mut self.uring); // submitted again below
-        self.respond_to_completed(memory, queue)?;
+        self.respond_to_completed(&mut driver)?;
         if !submit(&mut self.uring) && next == NextTurn::Wait {
             next = NextTurn::At(Instant::now() + uring::RETRY);
         }
-        io.interrupt_for(0)?;
+        io.interrupt_for(REQUESTS)?;
         if self.gate.is_closed() && self.is_idle() {
             self.gate.notify_idle();
         }
         Ok(next)
     }
 
-    /// Starts a request. Returns the number of bytes written to the chain, or `None` if the engine completes
-    /// the request later.
+    /// Starts a request. Returns its status and the number of bytes written to the chain, or `None` if the
+    /// engine completes the request later.
     fn start_request(
         &mut self,
-        responder: Responder<'_>,
+        (responder, taken): (Responder<'_>, TakenRequest),
         request: Result<BlockRequest<'_>, RequestStatus>,
         write_through: bool,
-    ) -> Option<usize> {
+    ) -> Option<(RequestStatus, usize)> {
         let request = match request {
             Ok(request) => request,
-            Err(status) => return Some(responder.respond(status, 0)),
+            Err(status) => return Some((status, responder.respond(status, 0))),
         };
         let runs_at_once = match request {
             BlockRequest::Write { .. } => write_through,
@@ -108,24 +134,22 @@ impl Block {
         if let Some(uring) = self.uring.as_mut().filter(|_| !runs_at_once)
             && let Some(prepared) = uring.prepare(&mut *self.storage, &request)
         {
-            uring.enqueue(prepared, responder);
+            uring.enqueue(prepared, responder, taken);
             return None;
         }
         let (name, done) = self.execute(request, write_through);
         let (status, filled) = self.status_of(name, &done);
-        Some(responder.respond(status, filled))
+        Some((status, responder.respond(status, filled)))
     }
 
     /// Responds to the requests that the engine has completed.
-    fn respond_to_completed(
-        &mut self,
-        memory: &GuestMemory,
-        queue: &mut VirtQueue,
-    ) -> Result<(), DeviceFailed> {
+    fn respond_to_completed(&mut self, driver: &mut Driver<'_>) -> Result<(), DeviceFailed> {
         while let Some(completed) = self.next_completed() {
             let (status, filled) = self.status_of(completed.name, &completed.done);
-            let (head, written) = completed.respond(memory, status, filled);
-            queue.put(memory, head, written)?;
+            let taken = completed.taken;
+            let (head, written) = completed.respond(driver.memory, status, filled);
+            driver.queue.put(driver.memory, head, written)?;
+            taken.ended(status, driver.counters);
         }
         Ok(())
     }
@@ -164,23 +188,21 @@ impl Block {
     fn complete_while(
         &mut self,
         must_wait: impl Fn(&Self) -> bool,
-        memory: &GuestMemory,
-        queue: &mut VirtQueue,
+        driver: &mut Driver<'_>,
     ) -> Result<(), DeviceFailed> {
         while must_wait(self)
             && let Some(uring) = self.uring.as_mut().filter(|uring| !uring.is_idle())
         {
             uring.wait();
-            self.respond_to_completed(memory, queue)?;
+            self.respond_to_completed(driver)?;
         }
         Ok(())
     }
 
     /// Completes and responds to all requests in flight.
     pub(super) fn drain(&mut self, io: &mut DeviceIo<'_>) -> Result<(), DeviceFailed> {
-        let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
-        self.complete_while(|_| true, memory, queue)?;
-        io.interrupt_for(0)?;
+        self.complete_while(|_| true, &mut Driver::of(io))?;
+        io.interrupt_for(REQUESTS)?;
         self.gate.notify_idle();
         Ok(())
     }

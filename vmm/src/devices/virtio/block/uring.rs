@@ -19,6 +19,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::host_file;
 use super::host_file::{Direction, HostFile, MAX_PIECES};
+use super::operations::TakenRequest;
 use super::request::{BlockRequest, RequestStatus, Responder};
 use super::rings::{ENTRIES, Ring};
 use super::storage::{FileOffset, PendingFlush, Storage};
@@ -50,6 +51,7 @@ pub struct UringEngine {
 #[derive(Debug)]
 struct InFlight {
     responder: DeferredResponder,
+    taken: TakenRequest,
     request: UringRequest,
 }
 
@@ -90,6 +92,7 @@ pub struct CompletedRequest {
     pub name: &'static str,
     /// Bytes of data that the driver got.
     pub done: io::Result<usize>,
+    pub taken: TakenRequest,
     responder: DeferredResponder,
 }
 
@@ -184,11 +187,11 @@ impl UringEngine {
     }
 
     /// Puts a prepared request into the submission queue.
-    pub fn enqueue(&mut self, prepared: UringRequest, responder: Responder<'_>) {
+    pub fn enqueue(&mut self, prepared: UringRequest, responder: Responder<'_>, taken: TakenRequest) {
         let ram = self.ram.as_ref().expect("a prepared request has memory");
         let responder = DeferredResponder::of(responder, ram);
         let slot = self.free.pop().expect("a prepared request has a slot");
-        self.push(slot, InFlight { responder, request: prepared });
+        self.push(slot, InFlight { responder, taken, request: prepared });
     }
 
     /// Builds the submission entry of a request that has its slot.
@@ -244,7 +247,8 @@ impl UringEngine {
                 },
             };
             self.free.push(slot);
-            return Some(CompletedRequest { name, done, responder: in_flight.responder });
+            let InFlight { responder, taken, request: _ } = in_flight;
+            return Some(CompletedRequest { name, done, taken, responder });
         }
     }
 

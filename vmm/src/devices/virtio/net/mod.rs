@@ -4,6 +4,8 @@
 //!            queue 1 ──transmit──>            ┌── tap: the host's network stack
 //!  driver                           Backend ──┤
 //!            queue 0 <──receive───            └── passt: a process that needs no privileges
+//!                 │
+//!                 └── metadata: a service of the device itself, if the VM has one
 //! ```
 //!
 //! The device watches the backend for frames while the guest has buffers, and for room while a frame of the
@@ -20,7 +22,9 @@ use serde::{Deserialize, Serialize};
 use super::watch::Watch;
 use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::{NetBackend, NetConfig, RateLimit};
+use crate::config::metadata::MetadataConfig;
 use crate::config::network::Mac;
+use crate::counters::device::{DeviceOperations, OperationKind};
 use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result, report};
 use crate::persist::Persist;
@@ -29,6 +33,7 @@ mod address;
 mod backend;
 mod backoff;
 mod header;
+pub(crate) mod metadata;
 pub(crate) mod passt;
 mod pieces;
 mod receive;
@@ -40,6 +45,7 @@ mod transmit;
 mod wire;
 
 use backend::Backend;
+use metadata::MetadataService;
 use passt::Passt;
 use receive::Receiver;
 use tap::Tap;
@@ -67,6 +73,11 @@ const LINK_UP: u16 = 1;
 const MIN_FRAME: usize = 14;
 /// Frames per turn and direction at most.
 const MAX_FRAMES_PER_TURN: usize = 256;
+/// Operations as the counters name them, with the numbers of their queues.
+const OPERATIONS: &[OperationKind] = &[
+    OperationKind { name: "receive", header: header::LEN },
+    OperationKind { name: "transmit", header: header::LEN },
+];
 /// Number of the backend's descriptor in the watch.
 const BACKEND: u64 = 0;
 
@@ -82,6 +93,7 @@ pub struct Net {
     watched_events: EventFlags,
     receiver: Receiver,
     transmitter: Transmitter,
+    service: Option<Box<MetadataService>>,
     /// The backend is alive.
     connected: bool,
     log: LogLimit,
@@ -134,6 +146,7 @@ impl Net {
         let mac = config.parsed_mac().map_err(refused)?.unwrap_or_else(|| address::from_id(&config.id));
         let backend: Box<dyn Backend> = match &config.backend {
             NetBackend::Tap(name) => Box::new(Tap::open(name)?),
+            NetBackend::TapDescriptor(number) => Box::new(Tap::of_descriptor(*number)?),
             NetBackend::Passt { forward } => Box::new(Passt::start(forward, config.mtu, mac)?),
         };
         Ok(Self::new(config, mac, backend))
@@ -148,12 +161,18 @@ impl Net {
             watched_events: EventFlags::empty(),
             receiver: Receiver::new(&config.receive_limit),
             transmitter: Transmitter::new(&config.transmit_limit),
+            service: None,
             connected: true,
             log: LogLimit::new(),
             mac,
             mtu: config.mtu,
             link: true,
         }
+    }
+
+    /// Answers requests to the metadata service.
+    pub(crate) fn serve_metadata(&mut self, config: &MetadataConfig) {
+        self.service = Some(Box::new(MetadataService::new(config, self.mtu)));
     }
 
     /// Changes the rate limits of both directions.
@@ -179,17 +198,29 @@ impl Net {
         let mut next = NextTurn::Wait;
         let has_room = self.transmitter.blocked || self.has_unsent();
         if !ready || has_room && !self.transmitter.failing {
-            let turn_end = self.transmitter.turn(&mut *self.backend, self.connected, io)?;
+            let service = self.service.as_deref_mut();
+            let turn_end = self.transmitter.turn(&mut *self.backend, service, self.connected, io)?;
             next = self.apply(turn_end, io);
         }
+        let answers = self.service.as_mut().is_some_and(|service| service.work(Instant::now()));
         // The host may have answered the sent frames already. One interrupt for both is cheaper than two.
-        if self.connected && (ready || self.receiver.due || self.transmitter.has_sent) {
-            let turn_end = self.receiver.turn(&mut *self.backend, io)?;
+        if self.connected && (ready || answers || self.receiver.due || self.transmitter.has_sent) {
+            let turn_end = self.receiver.turn(&mut *self.backend, self.service.as_deref_mut(), io)?;
             next = next.sooner(self.apply(turn_end, io));
+        }
+        if let Some(service) = &mut self.service {
+            next = next.sooner(service.next_turn(Instant::now()));
+            io.counters.metadata.add(&service.take_work());
         }
         io.interrupt_if_wanted()?;
         self.log_errors();
         Ok(next)
+    }
+
+    fn reset_service(&mut self) {
+        if let Some(service) = &mut self.service {
+            service.reset();
+        }
     }
 
     /// Returns whether the backend has to send the rest of a frame.
@@ -267,6 +298,10 @@ impl VirtioDevice for Net {
         DeviceKind { id: 1, queues: &[256, 256] }
     }
 
+    fn operations(&self) -> DeviceOperations {
+        DeviceOperations { operations: OPERATIONS, queues: None }
+    }
+
     fn features(&self) -> u64 {
         let offload = if self.offload { feature::OFFLOAD } else { 0 };
         let mtu = if self.mtu.is_some() { feature::MTU } else { 0 };
@@ -320,6 +355,7 @@ impl VirtioDevice for Net {
     fn reset(&mut self) {
         self.stop_watching();
         self.receiver.reset();
+        self.reset_service();
     }
 }
 
@@ -335,6 +371,7 @@ impl Persist for Net {
             watched_events: _,
             receiver: _,
             transmitter: _,
+            service: _,
             connected: _,
             log: _,
             mac,
@@ -344,9 +381,10 @@ impl Persist for Net {
         Ok(NetState { mac: *mac, mtu: *mtu, link: *link })
     }
 
-    /// The guest keeps the address that it knows.
+    /// The guest keeps the address that it knows, and no connection to the metadata service.
     fn restore(&mut self, state: &NetState) -> Result<()> {
         let NetState { mac, mtu, link } = state;
+        self.reset_service();
         (self.mac, self.mtu, self.link) = (*mac, *mtu, *link);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Frames from the backend to the guest.
+//! Frames from the backend and the metadata service to the guest.
 //!
 //! ```text
 //!                                 fits ──> chains are given to the guest
@@ -19,6 +19,7 @@ use super::backend::Backend;
 use super::backoff::Backoff;
 use super::header;
 use super::header::Header;
+use super::metadata::MetadataService;
 use super::pieces::Pieces;
 use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
 use crate::config::devices::RateLimit;
@@ -67,6 +68,8 @@ pub(super) struct Receiver {
 struct WaitingFrame {
     header: Header,
     bytes: Vec<u8>,
+    /// Time at which it was read.
+    began: Instant,
     deadline: Instant,
 }
 
@@ -92,6 +95,14 @@ struct GuestFrame<'a> {
     header: Header,
     in_place: usize,
     tail: &'a [u8],
+}
+
+impl WaitingFrame {
+    /// A frame that leaves no work to the guest.
+    fn new(bytes: Vec<u8>) -> Self {
+        let began = Instant::now();
+        Self { header: Header::default(), bytes, began, deadline: began + PATIENCE }
+    }
 }
 
 impl Receiver {
@@ -129,6 +140,7 @@ impl Receiver {
     pub fn turn(
         &mut self,
         backend: &mut dyn Backend,
+        mut service: Option<&mut MetadataService>,
         io: &mut DeviceIo<'_>,
     ) -> Result<TurnEnd, DeviceFailed> {
         let memory = io.ram.guest();
@@ -140,7 +152,8 @@ impl Receiver {
             if frames == MAX_FRAMES_PER_TURN {
                 break TurnEnd::Again;
             }
-            let starved = match self.waiting.take() {
+            let of_service = || service.as_mut()?.next_frame().map(WaitingFrame::new);
+            let starved = match self.waiting.take().or_else(of_service) {
                 Some(waiting) => !self.deliver_waiting(waiting, &mut window, io)?,
                 None => {
                     if frames > 0 && self.expected > LONG_FRAME && !backend.may_have_frame() {
@@ -155,15 +168,16 @@ impl Receiver {
                             self.limited = true;
                             break TurnEnd::At(at);
                         }
+                        let began = Instant::now();
                         match self.read(backend, &window) {
-                            Ok(read) => !self.deliver_read(&read, &mut window, io)?,
+                            Ok(read) => !self.deliver_read(&read, began, &mut window, io)?,
                             Err(error) if error.kind() == ErrorKind::Interrupted => false,
                             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                                 self.backoff.succeeded();
                                 break TurnEnd::Ready;
                             }
                             Err(error) if backend::is_gone(&error) => break TurnEnd::Gone(error),
-                            Err(error) => match self.note_error(error) {
+                            Err(error) => match self.note_error(error, began, io) {
                                 None => false,
                                 Some(at) => break TurnEnd::At(at),
                             },
@@ -184,13 +198,26 @@ impl Receiver {
         for _ in &window.chains {
             io.queues[QUEUE].unpop();
         }
+        io.counters.limited(QUEUE, self.limiter.waits());
+        if frames > 0 {
+            io.counters.turn(QUEUE);
+        }
+        if self.starved {
+            io.counters.stalled(QUEUE);
+        }
         self.due = self.starved || self.limited || matches!(turn_end, TurnEnd::Again);
         Ok(turn_end)
     }
 
-    /// Counts a frame that could not be read. Returns the time of the next attempt, or `None` for at once.
-    fn note_error(&mut self, error: io::Error) -> Option<Instant> {
+    /// Counts a frame that the guest does not get.
+    fn drop_frame(&mut self, began: Instant, io: &DeviceIo<'_>) {
         self.dropped += 1;
+        io.counters.failed(QUEUE, began.elapsed());
+    }
+
+    /// Counts a frame that could not be read. Returns the time of the next attempt, or `None` for at once.
+    fn note_error(&mut self, error: io::Error, began: Instant, io: &DeviceIo<'_>) -> Option<Instant> {
+        self.drop_frame(began, io);
         self.error = Some(error);
         let at = self.backoff.failed(Instant::now());
         self.limited |= at.is_some();
@@ -222,6 +249,7 @@ impl Receiver {
     fn deliver_read<'m>(
         &mut self,
         read: &ReadFrame,
+        began: Instant,
         window: &mut ChainWindow<'m>,
         io: &mut DeviceIo<'m>,
     ) -> Result<bool, DeviceFailed> {
@@ -232,22 +260,23 @@ impl Receiver {
         let features = io.features & feature::OFFLOAD;
         let header = Header::from_bytes(read.header).for_guest(features, body);
         let Some(header) = header.filter(|_| body >= MIN_FRAME && read.len <= MAX_FRAME) else {
-            self.dropped += 1;
+            self.drop_frame(began, io);
             return Ok(true);
         };
         let in_place = read.room.min(body);
         let tail = &self.spill[..body - in_place];
         if window.widen(body, io)? {
             window.deliver(&GuestFrame { header, in_place, tail }, io)?;
+            io.counters.done(QUEUE, read.len, began.elapsed());
             return Ok(true);
         }
         if window.is_at_maximum(io) {
-            self.dropped += 1;
+            self.drop_frame(began, io);
             return Ok(true);
         }
         let mut bytes = window.copy(in_place);
         bytes.extend(tail);
-        self.waiting = Some(WaitingFrame { header, bytes, deadline: Instant::now() + PATIENCE });
+        self.waiting = Some(WaitingFrame { header, began, ..WaitingFrame::new(bytes) });
         Ok(false)
     }
 
@@ -260,8 +289,9 @@ impl Receiver {
     ) -> Result<bool, DeviceFailed> {
         if window.widen(waiting.bytes.len(), io)? {
             window.deliver(&GuestFrame { header: waiting.header, in_place: 0, tail: &waiting.bytes }, io)?;
+            io.counters.done(QUEUE, waiting.bytes.len() + header::LEN, waiting.began.elapsed());
         } else if window.is_at_maximum(io) || Instant::now() >= waiting.deadline {
-            self.dropped += 1;
+            self.drop_frame(waiting.began, io);
         } else {
             self.waiting = Some(waiting);
             return Ok(false);

@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::fcntl_dupfd_cloexec;
 
 use super::backend::Backend;
 use super::feature;
@@ -57,11 +58,43 @@ impl Tap {
         };
         // SAFETY: TUNSETIFF takes an ifreq, which has the layout of `IfReq`.
         check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }).map_err(failed)?;
+        let tap = Self(fd.into());
+        tap.set_header().map_err(failed)?;
+        Ok(tap)
+    }
+
+    /// Uses a duplicate of this process's descriptor, which must be a tap with a header for offloads alone.
+    ///
+    /// # Errors
+    /// [`Error::Host`] if it is another file, or a tap of another kind.
+    pub fn of_descriptor(number: i32) -> Result<Self> {
+        let failed = |source: io::Error| Error::host(format!("use descriptor {number} as a tap"), source);
+        if number < 0 {
+            return Err(failed(io::ErrorKind::InvalidInput.into()));
+        }
+        // SAFETY: it is not negative, and the caller of the library owns it. A closed one is an error.
+        let given = unsafe { BorrowedFd::borrow_raw(number) };
+        let own = fcntl_dupfd_cloexec(given, 3).map_err(|errno| failed(errno.into()))?;
+        let mut request = IfReq { name: [0; _], flags: 0, unused: [0; 22] };
+        // SAFETY: TUNGETIFF fills in an ifreq, which has the layout of `IfReq`.
+        check(unsafe { libc::ioctl(own.as_raw_fd(), libc::TUNGETIFF, &raw mut request) }).map_err(failed)?;
+        let needed = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        if libc::c_int::from(request.flags) & needed != needed {
+            let problem = "it was opened without IFF_TAP, IFF_NO_PI or IFF_VNET_HDR";
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, problem)));
+        }
+        let flags = fcntl_getfl(&own).map_err(|errno| failed(errno.into()))?;
+        fcntl_setfl(&own, flags | OFlags::NONBLOCK).map_err(|errno| failed(errno.into()))?;
+        let tap = Self(own);
+        tap.set_header().map_err(failed)?;
+        Ok(tap)
+    }
+
+    /// Sets the length of the header before each frame.
+    fn set_header(&self) -> io::Result<()> {
         let len = header::LEN as libc::c_int;
         // SAFETY: TUNSETVNETHDRSZ reads an int.
-        check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) })
-            .map_err(failed)?;
-        Ok(Self(fd.into()))
+        check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) })
     }
 }
 

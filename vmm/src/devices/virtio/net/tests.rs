@@ -15,6 +15,7 @@ use crate::devices::virtio::testing::{Driver, Part, Used};
 mod failing;
 mod frames;
 mod idle;
+mod metadata;
 mod passt;
 mod tap;
 

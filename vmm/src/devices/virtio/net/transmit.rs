@@ -1,5 +1,6 @@
-//! Frames from the guest to the backend. A chain is given back when the backend has its frame, or when the
-//! frame is dropped. A frame for which the backend has no room stays in the queue.
+//! Frames from the guest to the backend, or to the metadata service. A chain is given back when the backend
+//! has its frame, or when the frame is dropped. A frame for which the backend has no room stays in the queue.
+//! Rate limits leave frames to the service out.
 
 use std::io::{self, ErrorKind};
 use std::time::Instant;
@@ -9,6 +10,7 @@ use super::backend::Backend;
 use super::backoff::Backoff;
 use super::header;
 use super::header::Header;
+use super::metadata::MetadataService;
 use super::pieces::Pieces;
 use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
 use crate::config::devices::RateLimit;
@@ -63,6 +65,7 @@ impl Transmitter {
     pub fn turn(
         &mut self,
         backend: &mut dyn Backend,
+        mut service: Option<&mut MetadataService>,
         connected: bool,
         io: &mut DeviceIo<'_>,
     ) -> Result<TurnEnd, DeviceFailed> {
@@ -70,6 +73,7 @@ impl Transmitter {
         match if connected { backend.flush() } else { Ok(()) } {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.blocked = true;
+                io.counters.stalled(QUEUE);
                 return Ok(TurnEnd::Ready);
             }
             Err(error) if backend::is_gone(&error) => return Ok(TurnEnd::Gone(error)),
@@ -80,7 +84,14 @@ impl Transmitter {
             Ok(()) => self.backoff.succeeded(),
         }
         let (features, mut gone) = (io.features, None);
-        let next = io.each_chain(QUEUE, MAX_FRAMES_PER_TURN, |chain| {
+        let next = io.each_chain(QUEUE, MAX_FRAMES_PER_TURN, |mut chain| {
+            if let Some(service) = &mut service
+                && connected
+                && serve(service, &mut chain, features)
+            {
+                self.has_sent = true;
+                return Ok(ChainOutcome::Done(0));
+            }
             let bytes = chain.readable.len().saturating_sub(header::LEN) as u64;
             if let Err(at) = self.limiter.check(Instant::now(), bytes) {
                 return Ok(ChainOutcome::Kept(NextTurn::At(at)));
@@ -93,12 +104,12 @@ impl Transmitter {
                 }
                 SendOutcome::Dropped => {
                     self.dropped += 1;
-                    ChainOutcome::Done(0)
+                    ChainOutcome::Failed
                 }
                 SendOutcome::Gone(error) => {
                     self.dropped += 1;
                     gone = Some(error);
-                    ChainOutcome::DoneLast(0, NextTurn::Again)
+                    ChainOutcome::FailedLast(NextTurn::Again)
                 }
                 SendOutcome::NoRoom => {
                     self.blocked = true;
@@ -108,21 +119,43 @@ impl Transmitter {
             self.has_sent = true;
             Ok(outcome)
         })?;
+        io.counters.limited(QUEUE, self.limiter.waits());
+        if self.blocked {
+            io.counters.stalled(QUEUE);
+        }
         Ok(gone.map_or_else(|| next.into(), TurnEnd::Gone))
     }
 }
 
-fn send(backend: &mut dyn Backend, mut chain: Chain<'_>, features: u64) -> SendOutcome {
+/// Gives the metadata service a frame that is for it. Returns whether it is.
+fn serve(service: &mut MetadataService, chain: &mut Chain<'_>, features: u64) -> bool {
+    let mut start = [0; header::LEN + MetadataService::START];
+    let len = chain.readable.peek(&mut start);
+    if !start[..len].get(header::LEN..).is_some_and(|start| service.wants(start)) {
+        return false;
+    }
+    if passed_header(chain, features).is_some() {
+        let mut frame = vec![0; chain.readable.len()];
+        chain.readable.read(&mut frame);
+        service.receive(frame, Instant::now());
+    }
+    true
+}
+
+/// Takes the header off a frame. Returns the one for the other side, or `None` if the frame is dropped.
+fn passed_header(chain: &mut Chain<'_>, features: u64) -> Option<Header> {
     // Read once: the guest may write to the header while it is checked.
     let mut header = [0; header::LEN];
     let whole = chain.readable.read(&mut header) == header::LEN;
     let len = chain.readable.len();
     if !whole || !(MIN_FRAME..=MAX_FRAME).contains(&len) {
-        return SendOutcome::Dropped;
+        return None;
     }
-    let Some(passed) = Header::from_bytes(header).for_host(features & feature::OFFLOAD, len) else {
-        return SendOutcome::Dropped;
-    };
+    Header::from_bytes(header).for_host(features & feature::OFFLOAD, len)
+}
+
+fn send(backend: &mut dyn Backend, mut chain: Chain<'_>, features: u64) -> SendOutcome {
+    let Some(passed) = passed_header(&mut chain, features) else { return SendOutcome::Dropped };
     loop {
         let mut header = passed.to_bytes();
         let mut frame = Pieces::default();

@@ -11,6 +11,7 @@ use super::chain::Buffers;
 use super::watch::Watch;
 use super::{ChainOutcome, DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::VsockConfig;
+use crate::counters::device::{DeviceOperations, OperationKind};
 use crate::error::{Error, Result};
 use crate::persist::Persist;
 
@@ -37,6 +38,12 @@ use table::ConnectionTable;
 const RX: usize = 0;
 const TX: usize = 1;
 const EVENT: usize = 2;
+/// Operations as the counters name them, with the numbers of their queues.
+const OPERATIONS: &[OperationKind] = &[
+    OperationKind { name: "receive", header: packet::LEN },
+    OperationKind { name: "transmit", header: packet::LEN },
+    OperationKind::new("event"),
+];
 /// `VIRTIO_VSOCK_F_STREAM`
 const F_STREAM: u64 = 1;
 
@@ -114,6 +121,10 @@ impl VirtioDevice for Vsock {
         DeviceKind { id: 19, queues: &[256, 256, 64] }
     }
 
+    fn operations(&self) -> DeviceOperations {
+        DeviceOperations { operations: OPERATIONS, queues: None }
+    }
+
     fn features(&self) -> u64 {
         F_STREAM
     }
@@ -147,6 +158,10 @@ impl VirtioDevice for Vsock {
         }
         let taken = io.serve_without_interrupt(TX, |chain| self.table.handle_packet(chain).map(|()| 0))?;
         let next = taken.sooner(self.table.accept_callers()).sooner(self.fill_receive_queue(io)?);
+        self.table.count(&io.counters.connections);
+        if self.table.has_packet() && next == NextTurn::Wait {
+            io.counters.stalled(RX);
+        }
         io.interrupt_if_wanted()?;
         Ok(next)
     }

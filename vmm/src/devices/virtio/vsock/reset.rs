@@ -128,6 +128,7 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
     use super::*;
+    use crate::counters::device::{DeviceCounters, DeviceOperations};
     use crate::devices::virtio::interrupt::Interrupt;
     use crate::devices::virtio::testing::WRITE;
     use crate::memory::backing::Backing;
@@ -170,6 +171,7 @@ mod tests {
             ram: &ram,
             queues: &mut queues,
             interrupt: &interrupt,
+            counters: &DeviceCounters::new(DeviceOperations::NONE),
             features: 0,
             config_changed: false,
         };
@@ -186,6 +188,7 @@ mod tests {
             ram: &ram,
             queues: &mut queues,
             interrupt: &interrupt,
+            counters: &DeviceCounters::new(DeviceOperations::NONE),
             features: 0,
             config_changed: false,
         };

@@ -26,6 +26,7 @@ use super::connection::{Connection, Ports};
 use super::host::HostSocket;
 use super::packet;
 use super::packet::{HOST_CID, PacketHeader, STREAM, op};
+use crate::counters::device::ConnectionCounters;
 use crate::devices::log_limit::LogLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::{DeviceFailed, NextTurn};
@@ -70,6 +71,9 @@ pub(super) struct ConnectionTable {
     log: Arc<LogLimit>,
     /// Called when a connection is established.
     on_connection: OnConnection,
+    /// Number of connections made and ended since [`ConnectionTable::count`].
+    made: u64,
+    ended: u64,
 }
 
 #[derive(Default)]
@@ -103,6 +107,8 @@ impl ConnectionTable {
             has_callers: true,
             log: Arc::new(LogLimit::new()),
             on_connection: OnConnection::default(),
+            made: 0,
+            ended: 0,
         };
         let interest = EventFlags::IN | EventFlags::ET;
         epoll::add(&table.epoll, &table.host, EventData::new_u64(LISTENER), interest)?;
@@ -119,9 +125,16 @@ impl ConnectionTable {
         self.on_connection.0 = Some(Box::new(act));
     }
 
+    /// Adds the connections made and ended since the last call.
+    pub fn count(&mut self, counters: &ConnectionCounters) {
+        counters.made.add(std::mem::take(&mut self.made));
+        counters.ended.add(std::mem::take(&mut self.ended));
+    }
+
     /// Drops all connections.
     pub fn clear(&mut self) {
         self.callers.clear();
+        self.ended += self.connections.len() as u64;
         self.connections.clear();
         self.by_ports.clear();
         self.ready.clear();
@@ -302,6 +315,7 @@ impl ConnectionTable {
     fn insert(&mut self, token: u64, connection: Connection) {
         self.by_ports.insert(connection.ports, token);
         self.connections.insert(token, connection);
+        self.made += 1;
         self.update(token);
     }
 
@@ -318,6 +332,7 @@ impl ConnectionTable {
         }
         if connection.is_closed() {
             self.connections.remove(&token);
+            self.ended += 1;
             return;
         }
         if connection.has_packet() && !connection.is_ready {

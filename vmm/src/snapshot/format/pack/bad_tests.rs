@@ -257,8 +257,10 @@ fn pack_that_is_a_hole_takes_no_memory() {
     if !alone("snapshot::format::pack::bad_tests::pack_that_is_a_hole_takes_no_memory") {
         return;
     }
-    // The memory of the forgery itself is allocated before.
+    // The memory of the forgery itself is allocated before, and the code is mapped.
     let file = hole();
+    let small = packed(&TestMemory::of(noise(9, 64 << 10)), &packing(BOTH[0], 64 << 10));
+    verify(&open(&small).unwrap(), &Progress::default()).unwrap();
     let before = peak_memory();
     let pack = Pack::open(file, Path::new(NAME)).unwrap();
     let problem = verify(&pack, &Progress::default()).unwrap_err().to_string();

@@ -1,10 +1,12 @@
 //! This user's key for the marks of its state files: 32 random bytes in a file of mode 0600.
 //!
 //! ```text
-//!   $XDG_DATA_HOME/volt-vmm/snapshot.key      or, for root, /var/lib/volt-vmm/snapshot.key
-//!                                             or $HOME/.local/share/volt-vmm/snapshot.key
+//!   $VOLT_DATA_DIR/snapshot.key
+//!   /var/lib/volt-vmm/snapshot.key              for root
+//!   $XDG_DATA_HOME/volt-vmm/snapshot.key        for others, or $HOME/.local/share/volt-vmm/snapshot.key
 //! ```
 
+use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -17,6 +19,8 @@ use crate::partial;
 use crate::paths;
 
 const NAME: &str = "snapshot.key";
+/// The variable that names the directory, in place of the user's.
+const VARIABLE: &str = "VOLT_DATA_DIR";
 const LEN: usize = 32;
 
 /// A key that marks bytes and checks marks.
@@ -99,12 +103,22 @@ impl NoKey {
 /// # Errors
 /// The environment names no directory.
 pub fn directory() -> Result<PathBuf, String> {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    directory_of(rustix::process::geteuid().is_root(), |name| std::env::var_os(name))
+}
+
+/// Root has one place, whichever user's environment it has (`sudo -E`).
+fn directory_of(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, String> {
+    let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    match variable(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from) {
+        Some(given) if given.is_absolute() => return Ok(given),
+        Some(given) => return Err(format!("{VARIABLE} is {}; give an absolute path", given.display())),
+        None => {}
+    }
+    if is_root {
+        return Ok(PathBuf::from("/var/lib/volt-vmm"));
+    }
     if let Some(data) = absolute("XDG_DATA_HOME") {
         return Ok(data.join("volt-vmm"));
-    }
-    if rustix::process::geteuid().is_root() {
-        return Ok(PathBuf::from("/var/lib/volt-vmm"));
     }
     let home = absolute("HOME").ok_or("there is no place for this user's key: HOME is not set")?;
     Ok(home.join(".local/share/volt-vmm"))
@@ -155,6 +169,28 @@ mod tests {
 
     use super::*;
     use crate::testing::ScratchDir;
+
+    #[test]
+    fn directory_follows_from_user_and_environment() {
+        let directory = |is_root, variables: &[(&str, &str)]| {
+            let variable = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+            };
+            directory_of(is_root, variable).map(|path| path.display().to_string())
+        };
+        let (home, data, given) = (("HOME", "/h"), ("XDG_DATA_HOME", "/d"), (VARIABLE, "/v"));
+        for (is_root, variables, expected) in [
+            (false, &[home][..], "/h/.local/share/volt-vmm"),
+            (false, &[home, data], "/d/volt-vmm"),
+            (false, &[home, data, given], "/v"),
+            (true, &[home, data], "/var/lib/volt-vmm"),
+            (true, &[home, data, given], "/v"),
+        ] {
+            assert_eq!(directory(is_root, variables).as_deref(), Ok(expected), "{variables:?}");
+        }
+        assert!(directory(false, &[]).unwrap_err().contains("HOME is not set"));
+        assert!(directory(true, &[(VARIABLE, "v")]).unwrap_err().contains("VOLT_DATA_DIR is v; give"));
+    }
 
     #[test]
     fn key_is_made_once_and_readable_by_its_owner_alone() {

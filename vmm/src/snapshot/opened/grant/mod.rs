@@ -4,6 +4,7 @@
 //!   granted:  all of it       if the state file has the mark of this user: an HMAC under a key of its own
 //!             one resource    if the restore gives another in its place (`Overrides`)
 //!             one path        if it lies in a directory that the caller allows, or in the snapshot's own
+//!             all taps        if the caller allows them
 //! ```
 //!
 //! File ownership proves nothing: a downloaded snapshot belongs to the caller too. A state file that names no
@@ -41,6 +42,7 @@ fn has_requests(metadata: &Metadata, devices: &Devices) -> bool {
     let Devices {
         disks,
         networks,
+        metadata: _,
         vsock,
         rng: _,
         rng_limit: _,
@@ -109,10 +111,19 @@ pub(crate) struct Grants<'a> {
     pub snapshot: &'a Path,
     /// Directories that the caller allows.
     pub allowed: &'a [PathBuf],
+    /// Whether the caller allows taps.
+    pub taps: bool,
 }
 
 /// Looks up a path in a directory.
 type PathLookup<T> = fn(&Path, &Path, LinkPolicy) -> Option<T>;
+
+impl<'a> Grants<'a> {
+    /// Grants paths in these directories, and no tap.
+    pub fn of_paths(origin: &'a Authorship, snapshot: &'a Path, allowed: &'a [PathBuf]) -> Self {
+        Self { origin, snapshot, allowed, taps: false }
+    }
+}
 
 impl Grants<'_> {
     /// Checks the directory of a diff's base. Returns its path; if it had to be checked, with the open
@@ -162,7 +173,11 @@ impl Grants<'_> {
             }
             let id = network.id.clone();
             let (resource, cure) = match &network.backend {
+                NetBackend::Tap(_) if self.taps => continue,
                 NetBackend::Tap(name) => (format!("network {id}: tap {name}"), Cure::Tap { id }),
+                NetBackend::TapDescriptor(number) => {
+                    (format!("network {id}: tap fd:{number}"), Cure::Tap { id })
+                }
                 NetBackend::Passt { forward } if forward.is_empty() => {
                     (format!("network {id}: this host's network (passt)"), Cure::Passt { id })
                 }

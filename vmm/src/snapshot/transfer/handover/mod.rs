@@ -91,7 +91,7 @@ impl Snapshot {
             }
         }
         let state = manifest::encode(self.metadata(), &config, self.machine(), |_| Ok(None))?;
-        let (memory, over) = self.memory();
+        let (memory, over) = self.memory()?;
         let (base, pack) = base_of(memory, self.fills())?;
         let mut files = vec![base];
         files.extend(over.map(|over| Arc::clone(&over.file)));

@@ -113,7 +113,7 @@ fn received_memory_is_equal_and_read_only() {
     assert_eq!(there.config().memory_mib, MIB);
     let path = there.config().devices.disks[0].path.to_string();
     assert_eq!(path, format!("fd:7 of process {}", std::process::id()), "no number of this process's");
-    let (memory, over) = there.memory();
+    let (memory, over) = there.memory().unwrap();
     let (base, over) = (memory.base().unwrap(), over.unwrap());
     assert_eq!((word_of(&base), word_of(&over.file)), (b"base".to_vec(), b"over".to_vec()));
     assert_eq!(over.pages, set(&[3, 9]));
@@ -128,7 +128,7 @@ fn received_memory_is_equal_and_read_only() {
     for file in [&base, &over.file] {
         assert!(file.write_at(b"x", 0).is_err() && file.set_len(0).is_err());
     }
-    let of_parent = here.memory().0.base().unwrap();
+    let of_parent = here.memory().unwrap().0.base().unwrap();
     assert!(of_parent.write_at(b"x", 0).is_err(), "nor does the parent change it any more");
 }
 
@@ -141,7 +141,9 @@ fn lazy_memory_is_sent_as_its_pack_and_stays_packed() {
     let again = there.handover().unwrap();
     let third = received(|socket| again.send(&socket).unwrap()).unwrap();
     for snapshot in [here, there, third] {
-        let (SnapshotMemory::Packed(packed), _) = snapshot.memory() else { panic!("it was unpacked") };
+        let (SnapshotMemory::Packed(packed), _) = snapshot.memory().unwrap() else {
+            panic!("it was unpacked")
+        };
         assert!(content(&packed.pack).unwrap() == noise(1, LEN as usize));
         assert_eq!(snapshot.fills(), Some(&Unpack::OnTouch));
     }
@@ -164,7 +166,7 @@ fn handover_serves_many_receivers_and_can_be_forwarded() {
         let there = received(|socket| handover.send(&socket).unwrap()).unwrap();
         let again = there.handover().unwrap();
         let third = received(|socket| again.send(&socket).unwrap()).unwrap();
-        assert_eq!(word_of(&third.memory().0.base().unwrap()), b"base");
+        assert_eq!(word_of(&third.memory().unwrap().0.base().unwrap()), b"base");
     }
 }
 

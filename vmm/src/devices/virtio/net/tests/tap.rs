@@ -1,5 +1,6 @@
 //! Tests with a real tap, in a network namespace of the test's thread. They need root and /dev/net/tun.
 
+use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::thread;
 
@@ -84,6 +85,24 @@ fn exchange(driver: &mut Driver, host: &UnixDatagram) {
             }
         }
     }
+}
+
+#[test]
+fn frames_go_through_a_descriptor_of_a_tap_and_other_files_are_refused() {
+    isolated(|| {
+        let given = Tap::open("volt-fd").unwrap();
+        let number = given.descriptor().as_raw_fd();
+        let net = Net::open(&config(NetBackend::TapDescriptor(number))).unwrap();
+        drop(given);
+        let mut driver = Driver::new(net);
+        ip("link set volt-fd up");
+        exchange(&mut driver, &host_side("volt-fd"));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for number in [file.as_raw_fd(), 9999] {
+            let error = Net::open(&config(NetBackend::TapDescriptor(number))).unwrap_err().to_string();
+            assert!(error.contains(&format!("cannot use descriptor {number} as a tap")), "{error}");
+        }
+    });
 }
 
 #[test]
