@@ -8,7 +8,10 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use volt_vmm::internal::peer_of;
@@ -16,6 +19,8 @@ use volt_vmm::internal::peer_of;
 use crate::cures;
 use crate::failure::Failure;
 use crate::rest::FaultMessage;
+
+pub(crate) mod events;
 
 /// Longest response, in bytes.
 const RESPONSE_LIMIT: u64 = 1 << 20;
@@ -28,6 +33,27 @@ const RESPONSE_LIMIT: u64 = 1 << 20;
 /// server's text is the error then.
 pub(crate) fn put(socket: &Path, path: &str, body: &impl Serialize) -> Result<(), Failure> {
     request(socket, "PUT", path, body).map(drop)
+}
+
+/// As [`put`], for a request that a working server answers within `patience`.
+///
+/// # Errors
+/// As [`put`], or the server is too slow.
+pub(crate) fn put_within(
+    socket: &Path,
+    path: &str,
+    body: &impl Serialize,
+    patience: Duration,
+) -> Result<(), Failure> {
+    converse(socket, Timed::connect(socket, patience)?, "PUT", path, body).map(drop)
+}
+
+/// As [`put`], with `PATCH path`.
+///
+/// # Errors
+/// As [`put`].
+pub(crate) fn patch(socket: &Path, path: &str, body: &impl Serialize) -> Result<(), Failure> {
+    request(socket, "PATCH", path, body).map(drop)
 }
 
 /// Sends `body` as JSON with `POST path`, and returns the response.
@@ -50,6 +76,49 @@ pub(crate) fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, F
     decode(socket, "GET", path, &request(socket, "GET", path, &())?)
 }
 
+/// A stream of which all reads end at one time.
+struct Timed {
+    stream: UnixStream,
+    end: Instant,
+}
+
+impl Timed {
+    fn connect(socket: &Path, patience: Duration) -> Result<Self, Failure> {
+        let stream = connect_within(socket, patience).map_err(|error| cannot_connect(socket, &error))?;
+        Ok(Self { stream, end: Instant::now() + patience })
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Connects, and waits so long for room in the server's backlog. Writes wait as long.
+fn connect_within(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
+    let stream = rustix::net::socket_with(kind.0, kind.1, kind.2, None)?;
+    rustix::net::sockopt::set_socket_timeout(&stream, rustix::net::sockopt::Timeout::Send, Some(patience))?;
+    rustix::net::connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    Ok(stream.into())
+}
+
 fn decode<T: DeserializeOwned>(
     socket: &Path,
     method: &str,
@@ -59,6 +128,122 @@ fn decode<T: DeserializeOwned>(
     serde_json::from_slice(response).map_err(|error| {
         Failure::socket(socket, format!("cannot decode the response to {method} {path}: {error}"))
     })
+}
+
+/// Sends `GET path` to many servers at once, and waits for their answers up to `limit`. A server that does
+/// not answer with a `T` in time gets `None`.
+pub(crate) fn get_all<T: DeserializeOwned>(sockets: &[&Path], path: &str, limit: Duration) -> Vec<Option<T>> {
+    gathered(sockets, path, limit, |body| serde_json::from_slice(body).ok())
+}
+
+/// As [`get_all`], for answers that are text.
+pub(crate) fn get_all_texts(sockets: &[&Path], path: &str, limit: Duration) -> Vec<Option<String>> {
+    gathered(sockets, path, limit, |body| String::from_utf8(body.to_vec()).ok())
+}
+
+fn gathered<T>(
+    sockets: &[&Path],
+    path: &str,
+    limit: Duration,
+    decode: impl Fn(&[u8]) -> Option<T>,
+) -> Vec<Option<T>> {
+    let mut answers: Vec<Option<T>> = sockets.iter().map(|_| None).collect();
+    get_each(sockets, path, Patience { limit, at_once: sockets.len() }, |number, answer| {
+        answers[number] = answer.and_then(&decode);
+    });
+    answers
+}
+
+/// How long [`get_each`] waits for each server, and how many it asks at the same time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    pub(crate) limit: Duration,
+    pub(crate) at_once: usize,
+}
+
+/// Sends `GET path` to many servers, and passes the number of each to `answered`, with the body of its answer
+/// if it answers in time and does not refuse. It is one thread: many would wait for each other longer than
+/// for the servers.
+pub(crate) fn get_each(
+    sockets: &[&Path],
+    path: &str,
+    patience: Patience,
+    mut answered: impl FnMut(usize, Option<&[u8]>),
+) {
+    let head = head_of("GET", path, 0);
+    let mut next = sockets.iter().enumerate();
+    let mut asked: Vec<Asked> = Vec::new();
+    loop {
+        while asked.len() < patience.at_once.max(1)
+            && let Some((number, socket)) = next.next()
+        {
+            match Asked::ask(number, socket, head.as_bytes(), patience.limit) {
+                Some(one) => asked.push(one),
+                None => answered(number, None),
+            }
+        }
+        let Some(until) = asked.iter().map(|one| one.until).min() else { return };
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
+        let mut polled: Vec<_> = asked.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)).collect();
+        // After an error such as EINTR, none is ready.
+        let _ = poll(&mut polled, left.as_ref());
+        let is_ready: Vec<_> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+        let now = Instant::now();
+        let mut is_ready = is_ready.into_iter();
+        asked.retain_mut(|one| {
+            let is_at_end = is_ready.next() == Some(true) && !one.read_some();
+            if is_at_end {
+                answered(one.number, one.body());
+            } else if now >= one.until {
+                answered(one.number, None);
+            }
+            !is_at_end && now < one.until
+        });
+    }
+}
+
+/// A server that was asked.
+struct Asked {
+    number: usize,
+    stream: UnixStream,
+    answer: Vec<u8>,
+    until: Instant,
+}
+
+impl Asked {
+    fn ask(number: usize, socket: &Path, head: &[u8], limit: Duration) -> Option<Self> {
+        let mut stream = connect_without_waiting(socket).ok()?;
+        stream.write_all(head).ok()?;
+        Some(Self { number, stream, answer: Vec::new(), until: Instant::now() + limit })
+    }
+
+    /// Reads a part of the answer. Returns false at its end.
+    fn read_some(&mut self) -> bool {
+        let mut buffer = [0; 16 << 10];
+        match self.stream.read(&mut buffer) {
+            Ok(count) => {
+                self.answer.extend_from_slice(&buffer[..count]);
+                count > 0 && self.answer.len() as u64 <= RESPONSE_LIMIT
+            }
+            Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
+    }
+
+    /// The body of the answer, unless it is incomplete or a refusal.
+    fn body(&self) -> Option<&[u8]> {
+        match parse(&self.answer)? {
+            Response { status: 200..=299, body } => Some(body),
+            _ => None,
+        }
+    }
+}
+
+/// Connects, or fails if the server's queue of connections is full.
+fn connect_without_waiting(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    Ok(stream.into())
 }
 
 /// Returns the id of the process that serves the socket.
@@ -74,10 +259,20 @@ pub(crate) fn process_of(socket: &Path) -> Result<i32, Failure> {
 
 /// Sends a request and returns the body of the response.
 fn request(socket: &Path, method: &str, path: &str, body: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    converse(socket, connect(socket)?, method, path, body)
+}
+
+/// Sends a request over a connection and returns the body of the response.
+fn converse(
+    socket: &Path,
+    mut stream: impl Read + Write,
+    method: &str,
+    path: &str,
+    body: &impl Serialize,
+) -> Result<Vec<u8>, Failure> {
     let body = serde_json::to_vec(body).map_err(|error| {
         Failure::socket(socket, format!("cannot encode the request {method} {path} as JSON: {error}"))
     })?;
-    let mut stream = connect(socket)?;
     let response = exchange(&mut stream, method, path, &body).map_err(|error| {
         Failure::socket(socket, format!("the connection broke during {method} {path}: {error}"))
     })?;
@@ -91,35 +286,32 @@ fn request(socket: &Path, method: &str, path: &str, body: &impl Serialize) -> Re
     })?;
     match response {
         Response { status: 200..=299, body } => Ok(body.to_vec()),
-        Response { status, body } => {
-            let fault = FaultMessage::deserialize(&mut serde_json::Deserializer::from_slice(body));
-            let text = fault.map(|fault| fault.report(cures::as_option));
-            let text =
-                text.unwrap_or_else(|_| format!("{method} {path}: the server returned status {status}"));
-            Err(Failure::Server(text))
-        }
+        refusal => Err(refusal.failure(method, path)),
     }
 }
 
 fn connect(socket: &Path) -> Result<UnixStream, Failure> {
-    UnixStream::connect(socket).map_err(|error| {
-        let problem = match error.kind() {
-            ErrorKind::NotFound => "no such file; is a volt-vmm running with this --api-socket?".into(),
-            ErrorKind::ConnectionRefused => {
-                "no process listens; the volt-vmm that created it has ended".into()
-            }
-            _ => format!("cannot connect: {error}"),
-        };
-        Failure::socket(socket, problem)
-    })
+    UnixStream::connect(socket).map_err(|error| cannot_connect(socket, &error))
+}
+
+fn cannot_connect(socket: &Path, error: &io::Error) -> Failure {
+    let problem = match error.kind() {
+        ErrorKind::NotFound => "no such file; is a volt-vmm running with this --api-socket?".into(),
+        ErrorKind::ConnectionRefused => "no process listens; the volt-vmm that created it has ended".into(),
+        _ => format!("cannot connect: {error}"),
+    };
+    Failure::socket(socket, problem)
+}
+
+fn head_of(method: &str, path: &str, length: usize) -> String {
+    format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAccept: application/json\r\n\
+         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    )
 }
 
 fn exchange(stream: &mut (impl Read + Write), method: &str, path: &str, body: &[u8]) -> io::Result<Vec<u8>> {
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAccept: application/json\r\n\
-         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
+    let head = head_of(method, path, body.len());
     stream.write_all(&[head.as_bytes(), body].concat())?;
     let mut response = Vec::new();
     stream.take(RESPONSE_LIMIT).read_to_end(&mut response)?;
@@ -131,6 +323,18 @@ fn exchange(stream: &mut (impl Read + Write), method: &str, path: &str, body: &[
 struct Response<'a> {
     status: u16,
     body: &'a [u8],
+}
+
+impl Response<'_> {
+    /// The error that a refusal tells.
+    fn failure(&self, method: &str, path: &str) -> Failure {
+        let Self { status, body } = self;
+        let fault = FaultMessage::deserialize(&mut serde_json::Deserializer::from_slice(body));
+        let text = fault.map(|fault| fault.report(cures::as_option));
+        Failure::Server(
+            text.unwrap_or_else(|_| format!("{method} {path}: the server returned status {status}")),
+        )
+    }
 }
 
 /// Parses a response. Returns `None` unless it is complete.
@@ -172,6 +376,34 @@ mod tests {
         ] {
             assert_eq!(parse(broken.as_bytes()), None, "{broken:?}");
         }
+    }
+
+    #[test]
+    fn many_servers_are_asked_at_once_and_the_silent_ones_left_out() {
+        let servers = [(); 3].map(|()| crate::rest::testing::Serving::start());
+        let dir = crate::rest::testing::Dir::new();
+        let (gone, silent) = (dir.path("gone"), dir.path("silent"));
+        let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+        let sockets = [&servers[0].socket, &gone, &servers[1].socket, &silent, &servers[2].socket];
+        let sockets = sockets.map(std::path::PathBuf::as_path);
+        let started = Instant::now();
+        let found = get_all::<serde_json::Value>(&sockets, "/", Duration::from_millis(500));
+        assert!(started.elapsed() < Duration::from_secs(5));
+        let found: Vec<_> =
+            found.iter().map(|answer| answer.as_ref().map(|answer| &answer["state"])).collect();
+        let idle = serde_json::json!("Not started");
+        assert_eq!(found, [Some(&idle), None, Some(&idle), None, Some(&idle)]);
+    }
+
+    #[test]
+    fn server_that_does_not_answer_is_given_up_in_time() {
+        let dir = crate::rest::testing::Dir::new();
+        let silent = dir.path("silent");
+        let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+        let started = Instant::now();
+        let error = put_within(&silent, "/v1/stop", &(), Duration::from_millis(200)).unwrap_err();
+        assert!(error.to_string().contains("the connection broke during PUT /v1/stop"), "{error}");
+        assert!((200..5000).contains(&started.elapsed().as_millis()));
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub(crate) enum Failure {
     /// A part of a config file in Firecracker's form is invalid.
     #[error("config file {}: {problem}", path.display())]
     FirecrackersConfigFile { path: PathBuf, problem: String },
+    /// A file with a CPU template is invalid.
+    #[error("CPU template {}: {problem}", path.display())]
+    CpuTemplate { path: PathBuf, problem: String },
     /// A system call failed.
     #[error("cannot {act}")]
     System { act: String, source: io::Error },
@@ -26,6 +29,15 @@ pub(crate) enum Failure {
     /// A child of a fork failed.
     #[error("child {}: {problem}", socket.display())]
     Child { socket: PathBuf, problem: String, cures: Vec<Cure> },
+    /// A VM with a name cannot be used as asked.
+    #[error("VM {}: {problem}", name.escape_debug())]
+    Vm { name: String, problem: String },
+    /// A snapshot with a name cannot be used as asked.
+    #[error("snapshot {name}: {problem}")]
+    Snapshot { name: String, problem: String },
+    /// A run directory cannot be used.
+    #[error("run directory {}: {problem}", path.display())]
+    RunDirectory { path: PathBuf, problem: String },
     /// The error text from the server at the API socket.
     #[error("{0}")]
     Server(String),
@@ -40,6 +52,16 @@ impl Failure {
     /// Makes an error of the child whose API socket is `socket`.
     pub(crate) fn child(socket: &Path, problem: impl Into<String>) -> Self {
         Self::Child { socket: socket.to_owned(), problem: problem.into(), cures: Vec::new() }
+    }
+
+    /// Makes an error of the VM of this name.
+    pub(crate) fn vm(name: &str, problem: impl Into<String>) -> Self {
+        Self::Vm { name: name.to_owned(), problem: problem.into() }
+    }
+
+    /// Makes an error of a run directory, or of a file in it.
+    pub(crate) fn run_dir(path: &Path, problem: impl Into<String>) -> Self {
+        Self::RunDirectory { path: path.to_owned(), problem: problem.into() }
     }
 
     /// Makes an error of the API socket at `path`.
@@ -73,9 +95,13 @@ pub(crate) mod tests {
         vec![
             Failure::ConfigFile { path: "PATH".into(), source: invalid },
             Failure::FirecrackersConfigFile { path: "PATH".into(), problem: "KEY: …".into() },
+            Failure::CpuTemplate { path: "PATH".into(), problem: "…".into() },
             Failure::system("ACT", io::ErrorKind::Other),
             Failure::socket(Path::new("PATH"), "…"),
             Failure::child(Path::new("PATH"), "…"),
+            Failure::vm("NAME", "…"),
+            Failure::Snapshot { name: "NAME".into(), problem: "…".into() },
+            Failure::run_dir(Path::new("PATH"), "…"),
             Failure::Server("…".into()),
         ]
     }

@@ -1,17 +1,21 @@
 //! The binary `volt-vmm`: parses its arguments, runs one subcommand and returns its exit status.
 //!
 //! Layers, from the top: `cli` (one file per subcommand), `session` (the process around its one VM), then
-//! `terminal`, `process` and `rest`. Only the library calls KVM.
+//! `terminal`, `process` and `rest`. Beside them, `run_dir` has the files of VMs with names, and `serial`
+//! their ports. Only the library calls KVM.
 #![cfg_attr(not(test), no_main)]
 
 mod cli;
 mod client;
 mod cures;
+mod descriptors;
 mod failure;
 mod fatal_signals;
 mod output;
 mod process;
 mod rest;
+mod run_dir;
+mod serial;
 mod session;
 mod terminal;
 mod threads;
@@ -44,7 +48,7 @@ extern "C" fn main(argument_count: i32, arguments: *const *const libc::c_char) -
     let outcome = cli::execute(unsafe { to_owned(argument_count, arguments) });
     terminal::leave_raw_mode();
     let status = outcome.unwrap_or_else(|failure| {
-        eprintln!("volt-vmm: {}", failure.report(cures::as_option));
+        eprintln!("volt-vmm: {}", output::print::harmless(&failure.report(cures::as_option)));
         process::exit::Status::of_failure(&failure)
     });
     let _ = std::io::stdout().flush();

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use volt_vmm::{Error, VmConfig};
 
+use super::cpu;
 use crate::failure::Failure;
 use crate::rest::{self, Draft, FIRECRACKER_FIELDS};
 
@@ -34,7 +35,8 @@ impl ConfigFile {
             return serde_json::from_slice(&text).map(Self::Own).map_err(invalid);
         }
         let file: rest::ConfigFile = serde_json::from_slice(&text).map_err(invalid)?;
-        let draft = Draft::try_from(file).map_err(|fault| Failure::FirecrackersConfigFile {
+        let custom = file.cpu_config.as_deref().map(cpu::read).transpose()?;
+        let draft = Draft::of_file(file, custom).map_err(|fault| Failure::FirecrackersConfigFile {
             path: path.to_owned(),
             problem: fault.renamed(FIRECRACKER_FIELDS).to_string(),
         })?;

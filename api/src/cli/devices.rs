@@ -1,75 +1,97 @@
 //! `--disk`, `--net`, `--vsock`, `--balloon` and `--console` of a VM that boots, and their keys.
 
-use std::path::PathBuf;
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use volt_vmm::FileRef;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
+use volt_vmm::{Error, FileRef};
 
-use super::key_values::{OptionKey, parse, parse_unnamed};
+use super::key_values::{OptionKey, begins_with_key, parse, parse_without};
+use crate::failure::Failure;
+use crate::process::home::{self, Home};
 
 /// Keys of `--disk`. An override takes those that spell one of its fields.
 pub(super) const DISK: &[OptionKey] = &[
-    OptionKey::plain("id", "ID", &["id"]),
-    OptionKey::plain("path", "PATH", &["path"]),
-    OptionKey::flag("ro", &["read_only"]),
-    OptionKey::plain("layer", "PATH", &["layer"]),
-    OptionKey::plain("beneath", "PATH", &["beneath"]),
-    OptionKey::size("layer-size", &["layer_size"]),
-    OptionKey::plain("cache", "writeback|unsafe", &["cache"]),
-    OptionKey::plain("engine", "sync|io_uring", &["engine"]),
-    OptionKey::rate("bandwidth", &["limit", "bandwidth"]),
-    OptionKey::rate("ops", &["limit", "ops"]),
-    OptionKey::plain("changed", "accept", &["changed"]),
+    OptionKey::plain("path", "PATH", &["path"])
+        .about("raw image or block device; as the first word, PATH alone is enough"),
+    OptionKey::plain("id", "ID", &["id"])
+        .about("name of the disk in the API and in snapshots [disk0, disk1…]"),
+    OptionKey::flag("ro", &["read_only"]).about("refuse the guest's writes"),
+    OptionKey::plain("layer", "PATH", &["layer"])
+        .about("file that takes the guest's writes; the image is only read"),
+    OptionKey::plain("beneath", "PATH", &["beneath"]).about("layer between image and layer, only read"),
+    OptionKey::size("layer-size", &["layer_size"])
+        .about("most bytes of the layer; K, M, G and T are powers of 1024"),
+    OptionKey::plain("cache", "writeback|unsafe", &["cache"])
+        .about("whether a flush of the guest reaches the disk [writeback]"),
+    OptionKey::plain("engine", "sync|io_uring", &["engine"]).about("how the file is accessed [sync]"),
+    OptionKey::rate("bandwidth", &["limit", "bandwidth"]).about("most bytes a second"),
+    OptionKey::rate("ops", &["limit", "ops"]).about("most requests a second"),
+    OptionKey::plain("changed", "accept", &["changed"])
+        .about("restore and fork: take an image that has changed since the snapshot"),
 ];
 
 /// Keys of `--net`. An override takes those that spell one of its fields.
 pub(super) const NET: &[OptionKey] = &[
-    OptionKey::plain("id", "ID", &["id"]),
-    OptionKey::plain("tap", "NAME", &["backend", "tap"]),
+    OptionKey::flag("user", &["backend", "passt"])
+        .about("reach what this user reaches, without privileges (program passt)"),
+    // Its old spelling.
     OptionKey::flag("passt", &["backend", "passt"]),
-    OptionKey::ports("forward", &["backend", "passt", "forward"]),
-    OptionKey::plain("mac", "ADDRESS", &["mac"]),
-    OptionKey::plain("mtu", "BYTES", &["mtu"]),
-    OptionKey::plain("offload", "on|off", &["offload"]),
-    OptionKey::rate("receive", &["receive_limit", "bandwidth"]),
-    OptionKey::rate("receive-ops", &["receive_limit", "ops"]),
-    OptionKey::rate("transmit", &["transmit_limit", "bandwidth"]),
-    OptionKey::rate("transmit-ops", &["transmit_limit", "ops"]),
+    OptionKey::plain("tap", "NAME", &["backend", "tap"])
+        .about("tap of this name, made if it is missing; fd:N is an open descriptor"),
+    OptionKey::ports("forward", &["backend", "passt", "forward"])
+        .about("with user: lead TCP of 127.0.0.1 to the guest; repeatable"),
+    OptionKey::plain("id", "ID", &["id"])
+        .about("name of the interface in the API and in snapshots [eth0, eth1…]"),
+    OptionKey::plain("mac", "ADDRESS", &["mac"]).about("hardware address [made from the id]"),
+    OptionKey::plain("mtu", "BYTES", &["mtu"]).about("longest packet, as the guest reads it"),
+    OptionKey::plain("offload", "on|off", &["offload"])
+        .about("leave checksums and segmentation to the host [on]"),
+    OptionKey::rate("receive", &["receive_limit", "bandwidth"]).about("most bytes a second to the guest"),
+    OptionKey::rate("receive-ops", &["receive_limit", "ops"]).about("most packets a second to the guest"),
+    OptionKey::rate("transmit", &["transmit_limit", "bandwidth"]).about("most bytes a second from the guest"),
+    OptionKey::rate("transmit-ops", &["transmit_limit", "ops"]).about("most packets a second from the guest"),
 ];
 
 /// Keys of `--vsock`.
-pub(super) const VSOCK: &[OptionKey] =
-    &[OptionKey::plain("cid", "CID", &["cid"]), OptionKey::plain("socket", "PATH", &["socket"])];
+pub(super) const VSOCK: &[OptionKey] = &[
+    OptionKey::plain("cid", "CID", &["cid"]).about("the guest's address, 3 or more"),
+    OptionKey::plain("socket", "PATH", &["socket"])
+        .about("unix socket of the host [vsock in the run directory of a VM with a name]"),
+];
 
 /// Keys of `--balloon`.
-const BALLOON: &[OptionKey] = &[
-    OptionKey::plain("target", "MIB", &["target_mib"]),
-    OptionKey::flag("deflate-on-oom", &["deflate_on_oom"]),
-    OptionKey::plain("statistics", "SECONDS", &["statistics_interval"]),
-    OptionKey::flag("reporting", &["reporting"]),
-    OptionKey::flag("hinting", &["hinting"]),
+pub(super) const BALLOON: &[OptionKey] = &[
+    OptionKey::plain("target", "MIB", &["target_mib"]).about("memory that the guest is asked to return [0]"),
+    OptionKey::flag("deflate-on-oom", &["deflate_on_oom"])
+        .about("give memory back before the guest kills a process for lack of it"),
+    OptionKey::plain("statistics", "SECONDS", &["statistics_interval"])
+        .about("interval of the guest's statistics of memory"),
+    OptionKey::flag("reporting", &["reporting"]).about("take memory that the guest reports as free"),
+    OptionKey::flag("hinting", &["hinting"]).about("take hints of free memory on request"),
 ];
 
 /// Devices of a VM that boots
 #[derive(Debug, Args)]
 pub(super) struct DeviceArgs {
-    /// Add a disk: path=PATH[,id=ID][,ro][,layer=PATH[,beneath=PATH][,layer-size=SIZE]]
-    /// [,cache=writeback|unsafe][,engine=sync|io_uring][,bandwidth=LIMIT][,ops=LIMIT]. The path is a raw
-    /// image or a block device. With a layer, it and a layer beneath are only read. The layer takes the
-    /// guest's writes, up to SIZE bytes if given (K, M, G and T are powers of 1024). LIMIT is
-    /// AMOUNT[/MILLISECONDS][+BURST]: 10M is 10 MiB a second, and BURST comes on top once. Repeatable
+    /// Add a disk: PATH or path=PATH, then [,id=ID][,ro][,layer=PATH[,beneath=PATH][,layer-size=SIZE]]
+    /// [,cache=writeback|unsafe][,engine=sync|io_uring][,bandwidth=LIMIT][,ops=LIMIT]. The first one is the
+    /// root file system, unless there is an initrd or --cmdline has root=. LIMIT is
+    /// AMOUNT[/MILLISECONDS][+BURST]: 10M is 10 MiB a second, and BURST comes on top once. Repeatable.
+    /// `volt-vmm help devices` explains each key
     #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
     disks: Vec<DiskConfig>,
 
-    /// Add a network interface: tap=NAME or passt, then [,id=ID][,mac=ADDRESS][,mtu=BYTES][,offload=on|off]
-    /// [,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT], and with passt
-    /// [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1; repeatable). LIMIT is as for --disk. Repeatable
+    /// Add a network interface: none, user, tap=NAME or tap=fd:N, then [,id=ID][,mac=ADDRESS][,mtu=BYTES]
+    /// [,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT], and with
+    /// user [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1; repeatable). LIMIT is as for --disk.
+    /// Repeatable [default: none]
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
-    networks: Vec<NetConfig>,
+    networks: Vec<NetArg>,
 
-    /// Add a socket between host and guest: cid=CID,socket=PATH
+    /// Add a socket between host and guest: cid=CID[,socket=PATH]. A VM with a name needs no path
     #[arg(long, value_name = "VSOCK", value_parser = vsock)]
     vsock: Option<VsockConfig>,
 
@@ -82,8 +104,15 @@ pub(super) struct DeviceArgs {
     #[arg(long, value_name = "BALLOON", num_args = 0..=1, default_missing_value = "", value_parser = balloon)]
     balloon: Option<BalloonConfig>,
 
-    /// Add a console beside the serial port (hvc0), for clients of this unix socket
-    #[arg(long, value_name = "SOCKET")]
+    /// Add a console beside the serial port (hvc0), for clients of this unix socket. A VM with a name needs
+    /// no path
+    #[arg(
+        long,
+        value_name = "SOCKET",
+        num_args = 0..=1,
+        default_missing_value = "",
+        value_parser = any_path,
+    )]
     console: Option<PathBuf>,
 
     /// Describe devices on the kernel command line, for a kernel without ACPI (needs --irqchip kernel)
@@ -91,24 +120,74 @@ pub(super) struct DeviceArgs {
     devices_on_cmdline: bool,
 }
 
+/// A value of `--net`.
+#[derive(Clone, Debug)]
+enum NetArg {
+    /// `none`
+    Nothing,
+    Interface(Box<NetConfig>),
+}
+
 impl DeviceArgs {
+    /// Whether a disk is given.
+    pub(super) fn has_disk(&self) -> bool {
+        !self.disks.is_empty()
+    }
+
     /// Adds these to `devices`.
-    pub(super) fn add_to(self, devices: &mut Devices) {
+    ///
+    /// # Errors
+    /// `--net none` stands beside an interface, or a path is missing that a VM without a name needs.
+    pub(super) fn add_to(self, devices: &mut Devices) -> Result<(), Failure> {
         let Self { disks, networks, vsock, rng, balloon, console, devices_on_cmdline } = self;
         for mut disk in disks {
             name(&mut disk.id, "disk", devices.disks.len());
             devices.disks.push(disk);
         }
-        for mut network in networks {
-            name(&mut network.id, "eth", devices.networks.len());
-            devices.networks.push(network);
+        if networks.len() > 1 && networks.iter().any(|network| matches!(network, NetArg::Nothing)) {
+            return Err(refused("networks", "none stands alone; leave it out to add interfaces"));
         }
-        devices.vsock = vsock.or(devices.vsock.take());
+        for network in networks {
+            match network {
+                NetArg::Nothing => devices.networks.clear(),
+                NetArg::Interface(mut network) => {
+                    name(&mut network.id, "eth", devices.networks.len());
+                    devices.networks.push(*network);
+                }
+            }
+        }
+        let vsock = vsock.map(|vsock| {
+            let socket = socket("vsock", vsock.socket.as_path(), Home::vsock)?;
+            Ok::<_, Failure>(VsockConfig { socket: socket.into(), ..vsock })
+        });
+        devices.vsock = vsock.transpose()?.or(devices.vsock.take());
         devices.balloon = balloon.or(devices.balloon.take());
-        devices.console = console.map(ConsoleConfig::new).or(devices.console.take());
+        let console = console.map(|path| socket("console", &path, Home::console_device));
+        devices.console = console.transpose()?.map(ConsoleConfig::new).or(devices.console.take());
         devices.rng |= rng;
         devices.on_cmdline |= devices_on_cmdline;
+        Ok(())
     }
+}
+
+/// Takes a path, or an empty text for none.
+fn any_path(text: &str) -> Result<PathBuf, Infallible> {
+    Ok(text.into())
+}
+
+/// The path of a device's socket: the given one, or that in the run directory.
+fn socket(device: &'static str, given: &Path, of_home: fn(&Home) -> PathBuf) -> Result<PathBuf, Failure> {
+    match home::get() {
+        _ if !given.as_os_str().is_empty() => Ok(given.to_owned()),
+        Some(home) => Ok(of_home(home)),
+        None => {
+            Err(refused(device, "give the path of its socket; only a VM with a name (--name) needs none"))
+        }
+    }
+}
+
+fn refused(field: &'static str, problem: &str) -> Failure {
+    Error::Config { field, problem: problem.to_owned().into() }.into()
 }
 
 /// Names a device without an id by its number.
@@ -119,17 +198,23 @@ fn name(id: &mut String, kind: &str, number: usize) {
 }
 
 fn disk(text: &str) -> Result<DiskConfig, String> {
-    let mut disk: DiskConfig = parse_unnamed(DISK, text)?;
+    let path = if begins_with_key(DISK, text) { "" } else { "path=" };
+    let mut disk: DiskConfig = parse_without("id", DISK, &format!("{path}{text}"))?;
     disk.files_mut().for_each(FileRef::trust_descriptor);
     Ok(disk)
 }
 
-fn network(text: &str) -> Result<NetConfig, String> {
-    parse_unnamed(NET, text)
+fn network(text: &str) -> Result<NetArg, String> {
+    if text == "none" {
+        return Ok(NetArg::Nothing);
+    }
+    let mut network: NetConfig = parse_without("id", NET, text)?;
+    network.backend.trust_descriptor();
+    Ok(NetArg::Interface(Box::new(network)))
 }
 
 fn vsock(text: &str) -> Result<VsockConfig, String> {
-    parse(VSOCK, text)
+    parse_without("socket", VSOCK, text)
 }
 
 fn balloon(text: &str) -> Result<BalloonConfig, String> {
@@ -154,7 +239,7 @@ mod tests {
         let words = std::iter::once("run").chain(line.split_whitespace());
         let line = DeviceLine::try_parse_from(words).map_err(|error| error.to_string())?;
         let mut devices = Devices::default();
-        line.devices.add_to(&mut devices);
+        line.devices.add_to(&mut devices).map_err(|failure| failure.to_string())?;
         devices.validate().map_err(|error| error.to_string())?;
         Ok(devices)
     }
@@ -187,9 +272,29 @@ mod tests {
     #[test]
     fn help_has_the_keys() {
         help_names_every_key::<DeviceArgs>("disk", DISK, |key| key.to_string() != "changed=accept");
-        help_names_every_key::<DeviceArgs>("net", NET, |_| true);
+        help_names_every_key::<DeviceArgs>("net", NET, |key| key.to_string() != "passt");
         help_names_every_key::<DeviceArgs>("vsock", VSOCK, |_| true);
         help_names_every_key::<DeviceArgs>("balloon", BALLOON, |_| true);
+    }
+
+    #[test]
+    fn first_word_of_a_disk_may_be_its_path() {
+        for (text, path, read_only) in
+            [("/root.img", "/root.img", false), ("root.img,ro", "root.img", true), ("disk", "disk", false)]
+        {
+            let found = devices(&format!("--disk {text}")).unwrap();
+            let disk = &found.disks[0];
+            assert_eq!((&disk.path, disk.read_only), (&FileRef::from(path), read_only), "{text}");
+        }
+    }
+
+    #[test]
+    fn network_has_one_of_three_words() {
+        let backend = |line: &str| devices(line).unwrap().networks.first().map(|first| first.backend.clone());
+        assert_eq!(backend("--net none"), None);
+        assert_eq!(backend("--net user"), Some(NetBackend::Passt { forward: Vec::new() }));
+        assert_eq!(backend("--net user,forward=1:2"), backend("--net passt,forward=1:2"));
+        assert_eq!(backend("--net tap=fd:7"), Some(NetBackend::TapDescriptor(7)));
     }
 
     #[test]
@@ -213,13 +318,18 @@ mod tests {
             ("--disk path=/d,beneath=/l", "a layer beneath but no layer above it"),
             ("--disk path=/d,id=a/b", "id \"a/b\""),
             ("--disk path=/d,id=a --disk path=/e,id=a", "twice"),
-            ("--net mac=02:00:00:00:00:07", "tap=NAME or passt"),
+            ("--net mac=02:00:00:00:00:07", "user or tap=NAME"),
+            ("--net none --net user", "none stands alone"),
+            ("--net none,mtu=1400", "\"none\" is unknown"),
+            ("--vsock cid=3", "give the path of its socket"),
+            ("--console", "give the path of its socket"),
             ("--net tap=a,passt", "exactly one of"),
             ("--net tap=a,forward=1:2", "is for passt"),
             ("--net forward=1:2", "is for passt"),
             ("--net tap=a,offload=no", "offload=no: it is one of on, off"),
             ("--net passt,forward=80", "HOSTPORT:GUESTPORT"),
             ("--net tap=a,mtu=70000", "mtu=70000"),
+            ("--net tap=fd:x", "tap \"fd:x\""),
             ("--vsock cid=2,socket=/v", "vsock cid"),
             ("--vsock socket=/v", "cid=... is missing"),
             ("--balloon target=much", "target=much"),

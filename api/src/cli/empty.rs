@@ -1,7 +1,11 @@
 //! `volt-vmm --api-socket SOCKET` alone: a process that waits for a load or a boot through its API.
 
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::thread;
 
+use volt_vmm::internal::host::KeptFeatures;
+use volt_vmm::internal::keep_kvm;
 use volt_vmm::{Pool, VmShape, prepare_io_urings};
 
 use super::Outcome;
@@ -13,6 +17,16 @@ use crate::session::Session;
 
 /// Disks with engine=io_uring of a VM that is made through the API. Each io_uring takes 40 KiB.
 const MOST_IO_URINGS: usize = 8;
+
+/// Keeps KVM open, and what it offers in memory. The thread that loads a snapshot would otherwise ask another
+/// process for these, one after another. Without KVM, a load or boot tells the error.
+fn keep_features() {
+    static FEATURES: OnceLock<Arc<KeptFeatures>> = OnceLock::new();
+    if let Ok(features) = KeptFeatures::keep() {
+        let _ = FEATURES.set(features);
+        keep_kvm();
+    }
+}
 
 /// A process without a VM.
 #[derive(Debug)]
@@ -35,14 +49,25 @@ impl Empty {
     pub(crate) fn execute(self) -> Outcome {
         let mut choice = self.confine.choice(|| bounds::of(&self.allowed, None, None));
         choice.add_socket(&self.api_socket);
+        let is_strict = choice.strict.is_some();
+        if is_strict {
+            // From an empty root it could not look.
+            keep_features();
+        }
         confinement::apply(choice, self.prewarm)?;
-        prepare_io_urings(MOST_IO_URINGS);
         let id = self.id.unwrap_or_else(|| DEFAULT_ID.to_owned());
         // One VM, because this process never runs a second one. It is ready before a client can connect.
         let slot = match self.prewarm {
             Some(shape) => Slot::with_prewarmed(id, Pool::filled(shape, 1)?),
             None => Slot::with_id(id),
         };
-        Session::with_slot(slot, Some(&self.api_socket))?.serving(self.options).wait_for_vm()
+        let session = Session::with_slot(slot, Some(&self.api_socket))?;
+        // Signals are blocked by now, as in all threads.
+        prepare_io_urings(MOST_IO_URINGS);
+        if !is_strict {
+            // No request waits for it: before it is done, the thread of a load asks for itself.
+            let _ = thread::Builder::new().name("volt-features".to_owned()).spawn(keep_features);
+        }
+        session.serving(self.options).wait_for_vm()
     }
 }

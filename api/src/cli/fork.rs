@@ -1,52 +1,69 @@
 //! `volt-vmm fork`: forks a running VM, through its API.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use volt_vmm::FileRef;
 use volt_vmm::config::Overrides;
 use volt_vmm::config::overrides::DiskOverride;
-use volt_vmm::{Error, FileRef};
 
 use super::Outcome;
 use super::overrides::OverrideArgs;
+use super::vms::children::{NamedChildren, only_for_one};
+use super::vms::target::{Target, TargetArgs};
 use crate::client;
 use crate::failure::Failure;
+use crate::output::print::print;
 use crate::output::progress;
 use crate::process::exit::Status;
+use crate::process::fork::parent::Forked;
 use crate::rest::{ChildOfFork, ForkRequest, Forks};
+use crate::run_dir::name::VmName;
+use crate::run_dir::record::Record;
 
 /// Fork a running VM into children, each in its own process; the VM goes on
 ///
 /// All children start at the same instant of the VM and share its memory copy-on-write. They run in the
-/// background, also after the VM or this terminal ends, until PUT /v1/stop of their API or a signal ends
-/// them. Their messages go to the standard error of the VM's volt-vmm. Prints one line per child: process id,
-/// API socket, id.
+/// background, also after the VM or this terminal ends. Each is a VM with a name of its own, which is
+/// printed. Its vsock and console sockets are in its run directory.
 ///
-/// A fork is all or nothing. For children with devices of their own, fork one child at a time, or use POST
-/// /v1/vm/fork, which takes overrides for each.
+/// A fork is all or nothing. For children with other devices of their own, fork one child at a time, or use
+/// POST /v1/vm/forks, which takes overrides for each.
+///
+/// With --child or --child-dir the children have no names. One line per child is printed: process id, API
+/// socket, id. Their messages go to the standard error of the VM's volt-vmm.
+///
+/// Example: volt-vmm fork --count 8 web
 #[derive(Debug, Args)]
 pub(crate) struct ForkCommand {
-    /// API socket of the VM's volt-vmm
-    #[arg(long, value_name = "SOCKET")]
-    api_socket: PathBuf,
+    #[command(flatten)]
+    target: TargetArgs,
 
-    /// Create a child that serves its API at this unix socket. Repeatable
-    #[arg(long = "child", value_name = "SOCKET", required_unless_present = "count")]
-    children: Vec<PathBuf>,
+    /// Name of the child; of several, the beginning before -1, -2 and so on [default: the VM's name, and the
+    /// next free numbers]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["children", "child_dir", "serial"])]
+    name: Option<VmName>,
 
-    /// Number of children to create in --child-dir: child N serves its API at DIR/N.sock and appends its
-    /// serial output to DIR/N.out
-    #[arg(long, value_name = "N", requires = "child_dir", conflicts_with_all = ["children", "serial"])]
+    /// Number of children [default: 1]. With --child-dir, child N serves its API at DIR/N.sock and appends
+    /// its serial output to DIR/N.out
+    #[arg(long, value_name = "N", conflicts_with_all = ["children", "serial"])]
     count: Option<usize>,
 
-    /// Directory for the children of --count; created if missing
+    /// Print the children as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Create a child without a name that serves its API at this unix socket. Repeatable
+    #[arg(long = "child", value_name = "SOCKET")]
+    children: Vec<PathBuf>,
+
+    /// Create the children of --count without names, in this directory, which is created if missing
     #[arg(long, value_name = "DIR", requires = "count", conflicts_with = "children")]
     child_dir: Option<PathBuf>,
 
-    /// Append the child's serial output to this file [default: discarded]. For one child
-    #[arg(long, value_name = "FILE")]
+    /// Append the child's serial output to this file [default: discarded]. For one child without a name
+    #[arg(long, value_name = "FILE", requires = "children")]
     serial: Option<PathBuf>,
 
     /// Leave the children paused until a client of their API resumes them
@@ -59,7 +76,11 @@ pub(crate) struct ForkCommand {
 
 impl ForkCommand {
     pub(crate) fn execute(self) -> Outcome {
-        let api_socket = self.api_socket.clone();
+        let target = self.target.find()?;
+        let api_socket = target.api()?.to_owned();
+        if self.children.is_empty() && self.child_dir.is_none() {
+            return self.execute_with_names(&target, &api_socket);
+        }
         let created = match &self.child_dir {
             Some(dir) if !dir.exists() => {
                 let failed = |source| Failure::system(format!("create directory {}", dir.display()), source);
@@ -68,18 +89,35 @@ impl ForkCommand {
             }
             _ => None,
         };
+        let is_json = self.json;
         let forked = self.request().and_then(|request| {
-            progress::during("forking the VM", || client::post::<Forks>(&api_socket, "/v1/vm/fork", &request))
+            progress::during("forking the VM", || {
+                client::post::<Forks>(&api_socket, "/v1/vm/forks", &request)
+            })
         });
         let Forks { children } = forked.inspect_err(|_| {
             // Fails, as it should, if the directory has files by now.
             created.iter().for_each(|dir| drop(fs::remove_dir(dir)));
         })?;
-        let mut stdout = std::io::stdout().lock();
-        for child in children {
-            // A closed standard output does not end the children.
-            let _ = writeln!(stdout, "{} {} {}", child.pid, child.api_socket.display(), child.id);
-        }
+        let line = |child: &Forked| format!("{} {} {}\n", child.pid, child.api_socket.display(), child.id);
+        // A closed standard output does not end the children.
+        let _ = print(&children, is_json, |children| children.iter().map(line).collect());
+        Ok(Status::Success)
+    }
+
+    /// Forks into VMs with names.
+    fn execute_with_names(self, target: &Target, api_socket: &Path) -> Outcome {
+        let Self { name, count, json, paused, overrides, .. } = self;
+        let mut overrides = overrides.into();
+        make_absolute(&mut overrides)?;
+        let children = NamedChildren::claim(target, name, count, api_socket, overrides)?;
+        let request = ForkRequest { children: children.requests(), paused };
+        progress::during("forking the VM", || client::post::<Forks>(api_socket, "/v1/vm/forks", &request))?;
+        let records = children.keep();
+        let names =
+            |records: &Vec<Record>| records.iter().map(|record| format!("{}\n", record.name)).collect();
+        // A closed standard output does not end the children.
+        let _ = print(&records, json, names);
         Ok(Status::Success)
     }
 
@@ -92,6 +130,7 @@ impl ForkCommand {
             Ok::<_, Failure>(ChildOfFork {
                 api_socket: absolute(socket)?,
                 serial,
+                run_dir: None,
                 overrides,
                 network_overrides: Vec::new(),
                 vsock_override: None,
@@ -119,11 +158,6 @@ impl ForkCommand {
         only_for_one("disk, net, vsock, console", overrides == Overrides::default())?;
         Ok(ForkRequest { children, paused: self.paused })
     }
-}
-
-fn only_for_one(field: &'static str, holds: bool) -> Result<(), Failure> {
-    let problem = "can be given for one child only; fork one child at a time, or use POST /v1/vm/fork".into();
-    if holds { Ok(()) } else { Err(Error::Config { field, problem }.into()) }
 }
 
 fn make_absolute(overrides: &mut Overrides) -> Result<(), Failure> {
@@ -203,8 +237,10 @@ mod tests {
     #[test]
     fn conflicting_options_are_refused() {
         for (line, words) in [
-            ("--paused", "--child <SOCKET>"),
-            ("--count 3", "--child-dir"),
+            ("--serial /o", "--child <SOCKET>"),
+            ("--child-dir /d", "--count"),
+            ("--name a --child /a", "cannot be used with"),
+            ("--name a.b", "only letters"),
             ("--child-dir /d --child /a", "cannot be used with"),
             ("--child /a --count 2 --child-dir /d", "cannot be used with"),
             ("--count 2 --child-dir /d --serial /o", "cannot be used with"),

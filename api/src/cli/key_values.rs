@@ -23,6 +23,8 @@ pub(super) struct OptionKey {
     /// Field of the type, then of that field's type. An enum's field is its variant.
     path: &'static [&'static str],
     syntax: Syntax,
+    /// The explanation in `volt-vmm help devices`. Empty for an old spelling, which no help text has.
+    about: &'static str,
 }
 
 /// How a key's value is written.
@@ -42,7 +44,12 @@ enum Syntax {
 
 impl OptionKey {
     pub(super) const fn flag(name: &'static str, path: &'static [&'static str]) -> Self {
-        Self { name, value: "", path, syntax: Syntax::Flag }
+        Self { name, value: "", path, syntax: Syntax::Flag, about: "" }
+    }
+
+    /// Adds an explanation.
+    pub(super) const fn about(self, about: &'static str) -> Self {
+        Self { about, ..self }
     }
 
     pub(super) const fn plain(
@@ -50,19 +57,19 @@ impl OptionKey {
         value: &'static str,
         path: &'static [&'static str],
     ) -> Self {
-        Self { name, value, path, syntax: Syntax::Plain }
+        Self { name, value, path, syntax: Syntax::Plain, about: "" }
     }
 
     pub(super) const fn size(name: &'static str, path: &'static [&'static str]) -> Self {
-        Self { name, value: "SIZE", path, syntax: Syntax::Size }
+        Self { name, value: "SIZE", path, syntax: Syntax::Size, about: "" }
     }
 
     pub(super) const fn rate(name: &'static str, path: &'static [&'static str]) -> Self {
-        Self { name, value: "LIMIT", path, syntax: Syntax::Rate }
+        Self { name, value: "LIMIT", path, syntax: Syntax::Rate, about: "" }
     }
 
     pub(super) const fn ports(name: &'static str, path: &'static [&'static str]) -> Self {
-        Self { name, value: "HOSTPORT:GUESTPORT", path, syntax: Syntax::Ports }
+        Self { name, value: "HOSTPORT:GUESTPORT", path, syntax: Syntax::Ports, about: "" }
     }
 }
 
@@ -76,18 +83,32 @@ impl fmt::Display for OptionKey {
     }
 }
 
+/// Whether the first word of an option's value is a key, or a key and a value.
+pub(super) fn begins_with_key(keys: &[OptionKey], text: &str) -> bool {
+    let word = text.split(',').next().unwrap_or_default();
+    word.contains('=') || keys.iter().any(|key| key.name == word)
+}
+
+/// Explains keys, one a line.
+pub(super) fn explain(keys: &[OptionKey]) -> String {
+    let explained = || keys.iter().filter(|key| !key.about.is_empty());
+    let width = explained().map(|key| key.to_string().len()).max().unwrap_or(0);
+    explained().map(|key| format!("  {:<width$}  {}\n", key.to_string(), key.about)).collect()
+}
+
 /// Parses an option's value.
 pub(super) fn parse<T: DeserializeOwned>(keys: &'static [OptionKey], text: &str) -> Result<T, String> {
     deserialize(keys, read(keys, text)?)
 }
 
-/// Parses an option's value in which `id` may be missing; the id is empty then.
-pub(super) fn parse_unnamed<T: DeserializeOwned>(
+/// Parses an option's value in which the key `optional` may be missing; its value is empty then.
+pub(super) fn parse_without<T: DeserializeOwned>(
+    optional: &str,
     keys: &'static [OptionKey],
     text: &str,
 ) -> Result<T, String> {
     let mut given = read(keys, text)?;
-    if let Some(key) = keys.iter().find(|key| key.name == "id")
+    if let Some(key) = keys.iter().find(|key| key.name == optional)
         && given.iter().all(|other| other.key.name != key.name)
     {
         given.push(Given { key, text: "" });
@@ -104,7 +125,9 @@ fn deserialize<T: DeserializeOwned>(keys: &[OptionKey], given: Vec<Given<'_>>) -
 
 /// Says which key spells the missing `field`.
 fn missing(keys: &[OptionKey], field: &str) -> String {
-    let spells = |key: &&OptionKey| key.path[0] == field && key.path.len() <= 2;
+    let is_explained = keys.iter().any(|key| !key.about.is_empty());
+    let is_known = |key: &OptionKey| !key.about.is_empty() || !is_explained;
+    let spells = |key: &&OptionKey| key.path[0] == field && key.path.len() <= 2 && is_known(key);
     match &keys.iter().filter(spells).collect::<Vec<_>>()[..] {
         [] => format!("{field} is missing"),
         [key] => format!("{}=... is missing", key.name),

@@ -9,35 +9,48 @@ use volt_vmm::VmShape;
 use crate::failure::Failure;
 use crate::process::child_command::FORKED;
 use crate::process::exit::Status;
+use crate::process::vm_slot::DEFAULT_ID;
 use crate::rest::ApiOptions;
 
 mod bench;
+mod complete;
+mod completion;
 mod config_file;
 mod confine;
+mod cpu;
+mod device_help;
 mod devices;
 mod doctor;
 mod empty;
 mod firecracker;
 mod fork;
 mod forked;
-mod inspect;
 mod jailer;
 mod key_values;
 mod limits;
+mod log_options;
+mod man;
+mod metrics;
 mod overrides;
 mod packing;
 mod pager;
+mod parsed;
 mod prewarm;
 mod restore;
 mod rewind;
 mod run;
 mod security;
-mod snapshot;
-mod snapshot_files;
+mod snapshot_place;
+mod snapshots;
 mod unpack;
+mod vms;
 mod working_set;
 
 use confine::ConfineArgs;
+use firecracker::Firecracker;
+use log_options::LogArgs;
+use parsed::parsed;
+use vms::{attach, events, inspect, logs, pause, ps, rm, stats, stop, wait};
 
 type Outcome = Result<Status, Failure>;
 
@@ -45,14 +58,20 @@ const EXAMPLES: &str = "\
 Examples:
   Check whether this host can run VMs, and how fast:
       volt-vmm doctor
-  Boot Linux; its console is this terminal (Ctrl-A X ends the VM):
-      volt-vmm run --kernel vmlinux --initrd init.cpio --memory 512M --vcpus 2 --api-socket /tmp/vm.sock
-  From another terminal, snapshot the running VM:
-      volt-vmm snapshot create /tmp/warm --api-socket /tmp/vm.sock
-  Restore the snapshot, any number of times, also concurrently:
-      volt-vmm restore /tmp/warm
+  Boot Linux under a name; its console is this terminal (Ctrl-A D leaves it, Ctrl-A X ends the VM):
+      volt-vmm run --name web --kernel vmlinux --disk rootfs.img --memory 512M --vcpus 2
+  List VMs, print the serial output of one, and return to its console:
+      volt-vmm ps
+      volt-vmm logs web
+      volt-vmm attach web
+  Take a snapshot of the running VM, and restore it, any number of times:
+      volt-vmm snapshot create web warm
+      volt-vmm restore --detach warm
   Fork the running VM into eight children, each in its own process:
-      volt-vmm fork --api-socket /tmp/vm.sock --count 8 --child-dir /tmp/eight
+      volt-vmm fork --count 8 web
+  End a VM, and remove what is kept of those that have ended:
+      volt-vmm stop web
+      volt-vmm prune
   Restore over HTTP, into a prewarmed VM:
       volt-vmm --api-socket /tmp/vm.sock --prewarm 512M,vcpus=2 &
       curl --unix-socket /tmp/vm.sock -X PUT http://localhost/snapshot/load \\
@@ -107,30 +126,50 @@ struct Arguments {
     allowed: Vec<PathBuf>,
 
     #[command(flatten)]
+    log: LogArgs,
+
+    #[command(flatten)]
     confine: ConfineArgs,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Run),
-    Restore(restore::Restore),
-    Rewind(rewind::Rewind),
+    Ps(ps::Ps),
     Inspect(inspect::Inspect),
-    Snapshot(snapshot::Snapshot),
-    Pager(pager::Pager),
+    Logs(logs::Logs),
+    Attach(attach::Attach),
+    Console(attach::AttachConsole),
+    Pause(pause::Pause),
+    Resume(pause::Resume),
+    Stop(stop::Stop),
+    Kill(stop::Kill),
+    Wait(wait::Wait),
+    Rm(rm::Rm),
+    Prune(rm::Prune),
+    Stats(stats::Stats),
+    Events(events::Events),
+    Snapshot(snapshots::Snapshot),
+    Restore(restore::Restore),
     Fork(fork::ForkCommand),
+    Rewind(rewind::Rewind),
+    Pager(pager::Pager),
     #[command(name = FORKED, hide = true)]
     Forked(forked::ForkedCommand),
     Doctor(doctor::Doctor),
+    Metrics(metrics::Metrics),
+    Cpu(cpu::Cpu),
+    Devices(device_help::Devices),
+    Completion(completion::Completion),
+    Man(man::Man),
     Jailer(jailer::Jailer),
-    #[command(hide = true)]
-    Firecracker(firecracker::Firecracker),
 }
 
 /// Runs the command line. The first argument is the program's name.
 ///
 /// A plain restore and a fork's child are recognized without clap, because its set-up takes longer than all
-/// other work before the restore. Clap would parse them to the same command.
+/// other work before the restore. Clap would parse them to the same command. Firecracker's command line is
+/// parsed without the other commands, whose options take as long to set up.
 pub(crate) fn execute(mut arguments: Vec<OsString>) -> Outcome {
     // Firecracker's clients execute a program of this name.
     if arguments.first().is_some_and(|name| Path::new(name).file_name() == Some("jailer".as_ref())) {
@@ -139,12 +178,12 @@ pub(crate) fn execute(mut arguments: Vec<OsString>) -> Outcome {
     if let Some(restore) = plain_restore(&arguments) {
         return restore.execute();
     }
-    if firecracker::Firecracker::recognizes(&arguments) {
-        arguments.insert(1, "firecracker".into());
+    if Firecracker::recognizes(&arguments) {
+        return Firecracker::parse_line(arguments).execute();
     }
     match forked::ForkedCommand::recognize(&arguments) {
         Some(forked) => forked.execute(),
-        None => Arguments::parse_from(arguments).execute(),
+        None => completion::answer(&arguments).unwrap_or_else(|| parsed::<Arguments>(arguments).execute()),
     }
 }
 
@@ -162,11 +201,13 @@ impl Arguments {
             (Some(command), ..) => command.execute(),
             (None, Some(dir), _, api_socket) => {
                 let plain = restore::Restore::of(dir, api_socket);
-                restore::Restore { confine: self.confine, allowed: self.allowed, ..plain }.execute()
+                restore::Restore { confine: self.confine, log: self.log, allowed: self.allowed, ..plain }
+                    .execute()
             }
-            (None, None, Some(dir), Some(api_socket)) => snapshot::Create::of(dir, api_socket).execute(),
+            (None, None, Some(dir), Some(api_socket)) => snapshots::Create::of(dir, api_socket).execute(),
             (None, None, None, Some(api_socket)) => {
-                let Self { id, prewarm, allowed, confine, .. } = self;
+                let Self { id, prewarm, allowed, log, confine, .. } = self;
+                log.apply(id.as_deref().unwrap_or(DEFAULT_ID))?;
                 let options = ApiOptions::default();
                 empty::Empty { api_socket, id, prewarm, allowed, confine, options }.execute()
             }
@@ -179,16 +220,33 @@ impl Command {
     fn execute(self) -> Outcome {
         match self {
             Self::Run(command) => command.execute(),
-            Self::Restore(command) => command.execute(),
-            Self::Rewind(command) => command.execute(),
+            Self::Ps(command) => command.execute(),
             Self::Inspect(command) => command.execute(),
+            Self::Logs(command) => command.execute(),
+            Self::Attach(command) => command.execute(),
+            Self::Console(command) => command.execute(),
+            Self::Pause(command) => command.execute(),
+            Self::Resume(command) => command.execute(),
+            Self::Stop(command) => command.execute(),
+            Self::Kill(command) => command.execute(),
+            Self::Wait(command) => command.execute(),
+            Self::Rm(command) => command.execute(),
+            Self::Prune(command) => command.execute(),
+            Self::Stats(command) => command.execute(),
+            Self::Events(command) => command.execute(),
             Self::Snapshot(command) => command.execute(),
-            Self::Pager(command) => command.execute(),
+            Self::Restore(command) => command.execute(),
             Self::Fork(command) => command.execute(),
+            Self::Rewind(command) => command.execute(),
+            Self::Pager(command) => command.execute(),
             Self::Forked(command) => command.execute(),
             Self::Doctor(command) => command.execute(),
+            Self::Metrics(command) => command.execute(),
+            Self::Cpu(command) => command.execute(),
+            Self::Devices(command) => command.execute(),
+            Self::Completion(command) => command.execute(),
+            Self::Man(command) => command.execute(),
             Self::Jailer(command) => command.execute(),
-            Self::Firecracker(command) => command.execute(),
         }
     }
 }
@@ -269,7 +327,6 @@ mod tests {
             "volt-vmm",
             "volt-vmm --snapshot /s",
             "volt-vmm --snapshot /s --restore /s --api-socket /a",
-            "volt-vmm snapshot create /s",
             "volt-vmm snapshot",
             "volt-vmm restore",
             "volt-vmm run",
@@ -280,7 +337,11 @@ mod tests {
             "volt-vmm --prewarm 64X --api-socket /a",
             "volt-vmm --prewarm 64M --restore /s --api-socket /a",
             "volt-vmm fork --child /c",
-            "volt-vmm fork --api-socket /a",
+            "volt-vmm fork",
+            "volt-vmm cpu",
+            "volt-vmm cpu intersect",
+            "volt-vmm cpu check",
+            "volt-vmm cpu check --json",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }
@@ -289,8 +350,7 @@ mod tests {
     #[test]
     fn help_has_examples_and_exit_statuses() {
         let help = Arguments::command().render_long_help().to_string();
-        for words in
-            ["doctor", "volt-vmm run --kernel", "snapshot create", "Exit status", "128+N", "Ctrl-A X"]
+        for words in ["doctor", "volt-vmm run --name", "snapshot create", "Exit status", "128+N", "Ctrl-A X"]
         {
             assert!(help.contains(words), "{words}: {help}");
         }

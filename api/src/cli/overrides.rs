@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use volt_vmm::FileRef;
 use volt_vmm::config::Overrides;
-use volt_vmm::config::devices::ConsoleConfig;
+use volt_vmm::config::devices::{ConsoleConfig, NetBackend};
 use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
 
 use super::devices::{DISK, NET, VSOCK};
@@ -22,7 +22,7 @@ pub(super) struct OverrideArgs {
 
     /// Give a network interface of the snapshot another backend, address or rate limit:
     /// id=ID[,tap=NAME][,mac=ADDRESS][,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT]
-    /// [,transmit-ops=LIMIT], or passt and [,forward=HOSTPORT:GUESTPORT] in place of a tap. Repeatable
+    /// [,transmit-ops=LIMIT], or user and [,forward=HOSTPORT:GUESTPORT] in place of a tap. Repeatable
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetOverride>,
 
@@ -50,7 +50,9 @@ fn disk(text: &str) -> Result<DiskOverride, String> {
 }
 
 fn network(text: &str) -> Result<NetOverride, String> {
-    parse(NET, text)
+    let mut network: NetOverride = parse(NET, text)?;
+    network.backend.iter_mut().for_each(NetBackend::trust_descriptor);
+    Ok(network)
 }
 
 fn vsock(text: &str) -> Result<VsockOverride, String> {
@@ -60,7 +62,7 @@ fn vsock(text: &str) -> Result<VsockOverride, String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use volt_vmm::config::devices::{NetBackend, RateLimit};
+    use volt_vmm::config::devices::RateLimit;
     use volt_vmm::config::overrides::ChangedImage;
 
     use super::*;
@@ -106,12 +108,12 @@ mod tests {
 
     #[test]
     fn help_has_the_keys() {
-        let fixed = ["ro", "beneath=", "cache=", "engine=", "mtu=", "offload="];
+        let fixed = ["passt", "ro", "beneath=", "cache=", "engine=", "mtu=", "offload="];
         let is_taken = |key: &OptionKey| !fixed.iter().any(|fixed| key.to_string().starts_with(fixed));
         help_names_every_key::<OverrideArgs>("disk", DISK, is_taken);
         help_names_every_key::<OverrideArgs>("net", NET, is_taken);
         help_names_every_key::<OverrideArgs>("vsock", VSOCK, |_| true);
-        for key in fixed {
+        for key in fixed.into_iter().filter(|key| *key != "passt") {
             let value = if key == "mtu=" { "1400" } else { "x" };
             let word = if key == "ro" { key.to_owned() } else { format!("{key}{value}") };
             let option = if ["mtu=", "offload="].contains(&key) { "--net" } else { "--disk" };

@@ -10,10 +10,11 @@ use volt_vmm::PagerOptions;
 use volt_vmm::snapshot::{PACK_FILE, serve_pager};
 
 use super::Outcome;
+use crate::descriptors::allow_descriptors;
 use crate::failure::Failure;
+use crate::process::confinement;
 use crate::process::confinement_choice::ConfinementChoice;
 use crate::process::exit::Status;
-use crate::process::{confinement, start};
 
 /// Serve packed memory to the VMs of `volt-vmm restore --pager shared`, which start it on demand
 #[derive(Debug, Args)]
@@ -31,7 +32,8 @@ pub(crate) struct Pager {
     #[arg(long, hide = true, value_name = "PATH")]
     name: Option<PathBuf>,
 
-    /// Directory in which VMs find the pager [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
+    /// Directory in which VMs find the pager [default: VOLT_RUN_DIR, or else volt-vmm in
+    /// XDG_RUNTIME_DIR or in /run; for root /run/volt-vmm]
     #[arg(long, value_name = "DIR")]
     pager_dir: Option<PathBuf>,
 
@@ -49,7 +51,7 @@ impl Pager {
         // Leaves the starter's terminal. Fails for a session leader, which has its own.
         let _ = rustix::process::setsid();
         // Each VM needs two descriptors.
-        start::allow_descriptors();
+        allow_descriptors();
         let directory = self.pager_dir.unwrap_or_else(|| PagerOptions::new("").directory);
         let opened = |path: &PathBuf| {
             File::open(path).map_err(|source| Failure::system(format!("open {}", path.display()), source))

@@ -4,27 +4,49 @@
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use volt_vmm::{ClockMode, RestoreOptions, VmShape};
 
 use super::Outcome;
+use super::complete;
 use super::confine::ConfineArgs;
+use super::log_options::LogArgs;
 use super::overrides::OverrideArgs;
+use super::snapshot_place;
 use super::unpack::UnpackArgs;
+use super::vms::children::own_sockets;
+use super::vms::naming::NamingArgs;
 use super::working_set::WorkingSetArgs;
 use crate::process::start::SnapshotPlace;
-use crate::process::{bounds, confinement, start};
+use crate::process::{bounds, confinement, home, start};
+use crate::run_dir::record::Origin;
 use crate::session::Session;
 
 /// Run a VM from a snapshot, which stays unchanged
+///
+/// Example: volt-vmm restore --detach --name web warm
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("served").args(["api_socket", "name", "detach", "remove"]).multiple(true))]
 pub(crate) struct Restore {
-    /// Directory of the snapshot; with --memory-file, its state file
+    /// Name of the snapshot, or its directory; with --memory-file or --memory-handler, its state file
+    #[arg(value_name = "SNAPSHOT", add = complete::snapshots_and_paths())]
     pub(super) dir: PathBuf,
 
     /// Map this file as the guest's memory. Whether it belongs to the state is not checked
     #[arg(long, value_name = "FILE")]
     pub(super) memory_file: Option<PathBuf>,
+
+    /// Fill the guest's memory on touch by the handler that listens at this socket, which speaks as
+    /// Firecracker's page-fault handlers do
+    #[arg(long, value_name = "SOCKET", conflicts_with = "memory_file")]
+    pub(super) memory_handler: Option<PathBuf>,
+
+    /// Time to wait for the memory handler, at the start and for each page, before the VM ends [default: 10]
+    #[arg(long, value_name = "SECONDS", requires = "memory_handler")]
+    pub(super) handler_patience: Option<u64>,
+
+    #[command(flatten)]
+    pub(super) naming: NamingArgs,
 
     #[command(flatten)]
     pub(super) overrides: OverrideArgs,
@@ -58,12 +80,15 @@ pub(crate) struct Restore {
     pub(super) clock: ClockMode,
 
     /// Leave the guest paused until a client of the API resumes it
-    #[arg(long, requires = "api_socket")]
+    #[arg(long, requires = "served")]
     pub(super) paused: bool,
 
     /// Serve the REST API on this unix socket
     #[arg(long, value_name = "SOCKET")]
     pub(super) api_socket: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(super) log: LogArgs,
 
     #[command(flatten)]
     pub(super) confine: ConfineArgs,
@@ -75,6 +100,9 @@ impl Restore {
         Self {
             dir,
             memory_file: None,
+            memory_handler: None,
+            handler_patience: None,
+            naming: NamingArgs::default(),
             overrides: OverrideArgs::default(),
             allowed: Vec::new(),
             allow_shared: false,
@@ -84,12 +112,27 @@ impl Restore {
             clock: ClockMode::default(),
             paused: false,
             api_socket,
+            log: LogArgs::default(),
             confine: ConfineArgs::default(),
         }
     }
 
-    pub(crate) fn execute(self) -> Outcome {
-        let may_wait = self.unpack.may_wait() || self.isolate_base;
+    pub(crate) fn execute(mut self) -> Outcome {
+        if !self.naming.is_given() {
+            return self.restore();
+        }
+        let (naming, api_socket) = (std::mem::take(&mut self.naming), self.api_socket.take());
+        let origin = snapshot_place::existing(&self.dir);
+        let origin = std::path::absolute(&origin).unwrap_or(origin);
+        naming.run(Origin::Snapshot(origin), api_socket, |api_socket| Self { api_socket, ..self }.restore())
+    }
+
+    fn restore(mut self) -> Outcome {
+        if self.memory_file.is_none() && self.memory_handler.is_none() {
+            self.dir = snapshot_place::existing(&self.dir);
+        }
+        self.log.apply(&home::name())?;
+        let may_wait = self.unpack.may_wait() || self.isolate_base || self.memory_handler.is_some();
         let mut options = RestoreOptions::default()
             .overrides(self.overrides.into())
             .allowed(self.allowed)
@@ -102,10 +145,17 @@ impl Restore {
         options.resume = !self.paused;
         // Strict confinement has limits for the VM's shape, and bounds for its files.
         // Not dropped: this thread may not close files once it has run a vCPU, and then the process ends.
-        let directory = self.memory_file.is_none().then(|| self.dir.clone());
-        let place = SnapshotPlace::of(self.dir, self.memory_file);
+        let has_directory = self.memory_file.is_none() && self.memory_handler.is_none();
+        let directory = has_directory.then(|| self.dir.clone());
+        let place = match self.memory_handler {
+            Some(socket) => SnapshotPlace::Handled(self.dir, start::handler(&socket, self.handler_patience)),
+            None => SnapshotPlace::of(self.dir, self.memory_file),
+        };
         let snapshot = ManuallyDrop::new(start::open(&place, &options)?);
         let config = snapshot.config();
+        if let Some(home) = home::get() {
+            own_sockets(&mut options.overrides, &config.devices, home.directory());
+        }
         let bounds = || {
             let mut devices = config.devices.clone();
             // An invalid override is told when the snapshot is restored.

@@ -3,18 +3,23 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use volt_vmm::{FileRef, IrqchipKind, LentVm, VmConfig, VmShape, parse_memory_mib};
+use volt_vmm::{FileRef, HugePages, IrqchipKind, LentVm, VmConfig, VmShape, parse_memory_mib};
 
 use super::Outcome;
 use super::config_file::ConfigFile;
 use super::confine::ConfineArgs;
+use super::cpu;
 use super::devices::DeviceArgs;
+use super::log_options::LogArgs;
+use super::vms::naming::NamingArgs;
 use crate::failure::Failure;
 use crate::output::progress;
+use crate::process::home;
 use crate::process::log;
 use crate::process::vm_slot::{DEFAULT_ID, Slot};
 use crate::process::{bounds, confinement, start};
 use crate::rest::{ApiOptions, Draft};
+use crate::run_dir::record::Origin;
 use crate::session::Session;
 
 /// Boot a Linux kernel; its console is this terminal
@@ -32,13 +37,27 @@ pub(crate) struct Run {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     cmdline: Option<String>,
 
+    /// Words after the kernel command line
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    cmdline_append: Option<String>,
+
     /// Guest memory, such as 512M or 4G [default: 128M]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(short, long, value_name = "SIZE")]
     memory: Option<String>,
 
     /// Number of vCPUs, 1 to 32 [default: 1]
     #[arg(long, value_name = "COUNT")]
     vcpus: Option<u32>,
+
+    /// Show each two vCPUs to the guest as threads of one core [default: off]
+    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    smt: Option<bool>,
+
+    /// Pages of guest memory: none (4 KiB; the host's policy for shared memory may make them huge),
+    /// transparent (the same, also in VMs restored from a snapshot) or 2M (huge pages of the host's pool,
+    /// /proc/sys/vm/nr_hugepages) [default: none]
+    #[arg(long, value_name = "2M|transparent|none")]
+    huge_pages: Option<HugePages>,
 
     /// Interrupt controllers: split (volt-vmm's IOAPIC, for guests that use kvmclock and the TSC-deadline
     /// timer, as Linux does) or kernel (KVM's IOAPIC, PICs and PIT, for guests without ACPI) [default: split]
@@ -49,6 +68,14 @@ pub(crate) struct Run {
     /// kernel reseeds its random numbers [default: on]
     #[arg(long, value_name = "on|off", value_parser = on_off)]
     vmgenid: Option<bool>,
+
+    /// Change the CPU that the guest sees by the template in this file, in the form of Firecracker's custom
+    /// CPU templates (volt-vmm cpu makes them)
+    #[arg(long, value_name = "FILE")]
+    cpu_template: Option<PathBuf>,
+
+    #[command(flatten)]
+    naming: NamingArgs,
 
     #[command(flatten)]
     devices: DeviceArgs,
@@ -68,16 +95,31 @@ pub(crate) struct Run {
     allowed: Vec<PathBuf>,
 
     #[command(flatten)]
+    log: LogArgs,
+
+    #[command(flatten)]
     confine: ConfineArgs,
 }
 
 impl Run {
     pub(crate) fn execute(mut self) -> Outcome {
-        let api_socket = self.api_socket.take();
+        let (naming, api_socket) = (std::mem::take(&mut self.naming), self.api_socket.take());
+        naming.run(self.origin(), api_socket, |api_socket| self.run(api_socket))
+    }
+
+    /// The file that says what boots.
+    fn origin(&self) -> Origin {
+        let file = self.config_file.as_ref().map(|file| file.display().to_string());
+        Origin::Kernel(self.kernel.as_ref().map(ToString::to_string).or(file).unwrap_or_default())
+    }
+
+    fn run(mut self, api_socket: Option<PathBuf>) -> Outcome {
         let (confine, allowed) = (self.confine.clone(), std::mem::take(&mut self.allowed));
-        let mut options = ApiOptions::default();
+        let (log, mut options) = (self.log.clone(), ApiOptions::default());
         let config = self.config(&mut options.draft)?;
-        boot(config, &allowed, confine, api_socket.as_deref(), None, options)
+        let name = home::name();
+        log.apply(&name)?;
+        boot(config, &allowed, confine, api_socket.as_deref(), Some(name), options)
     }
 
     /// Returns the configuration of file and options together, and puts a file of Firecracker into `draft`.
@@ -109,12 +151,45 @@ impl Run {
             // Out of range either way: `validate` refuses it by its name.
             config.vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
         }
+        config.smt = self.smt.unwrap_or(config.smt);
+        config.huge_pages = self.huge_pages.unwrap_or(config.huge_pages);
         config.irqchip = self.irqchip.unwrap_or(config.irqchip);
         config.vmgenid = self.vmgenid.unwrap_or(config.vmgenid);
-        self.devices.add_to(&mut config.devices);
+        if let Some(path) = &self.cpu_template {
+            config.cpu_template = Some(Box::new(cpu::read(path)?));
+        }
+        let has_disk = self.devices.has_disk();
+        self.devices.add_to(&mut config.devices)?;
+        if has_disk {
+            name_root_device(&mut config);
+        }
+        if let Some(words) = self.cmdline_append {
+            append(&mut config.boot.cmdline, &words);
+        }
         config.validate()?;
         Ok(config)
     }
+}
+
+/// Makes the first disk the root file system, unless there is an initrd or the command line names another.
+fn name_root_device(config: &mut VmConfig) {
+    let is_named = config.boot.cmdline.split(' ').any(|word| word.starts_with("root="));
+    if let Some(first) = config.devices.disks.first()
+        && config.boot.initrd.is_none()
+        && !is_named
+    {
+        append(
+            &mut config.boot.cmdline,
+            if first.read_only { "root=/dev/vda ro" } else { "root=/dev/vda rw" },
+        );
+    }
+}
+
+fn append(cmdline: &mut String, words: &str) {
+    if !cmdline.is_empty() {
+        cmdline.push(' ');
+    }
+    cmdline.push_str(words);
 }
 
 fn on_off(text: &str) -> Result<bool, String> {
@@ -132,18 +207,22 @@ pub(super) fn boot(
     confine: ConfineArgs,
     api_socket: Option<&Path>,
     id: Option<String>,
-    options: ApiOptions,
+    mut options: ApiOptions,
 ) -> Outcome {
+    options.open_metrics()?;
     if let Some(logger) = options.draft.logger.clone() {
         log::change(id.as_deref().unwrap_or(DEFAULT_ID), logger.into())?;
     }
+    let console = options.draft.serial_output().open()?;
     let mut choice = confine.choice(|| bounds::of(allowed, Some(&config.devices), None));
     api_socket.into_iter().for_each(|socket| choice.add_socket(socket));
     confinement::apply(choice, Some(VmShape::of(&config)))?;
     let slot = id.map_or_else(Slot::new, Slot::with_id);
     let mut session = Session::with_slot(slot, api_socket)?.serving(options);
     session.watch_signals()?;
-    session.run("boot a VM", || progress::during("starting the VM", || start::boot(config)).map(LentVm::from))
+    session.run("boot a VM", || {
+        progress::during("starting the VM", || start::boot(config, console)).map(LentVm::from)
+    })
 }
 
 #[cfg(test)]
@@ -174,8 +253,32 @@ mod tests {
         for (value, kind) in [("kernel", IrqchipKind::Kernel), ("split", IrqchipKind::Split)] {
             assert_eq!(config(&["--kernel", "/k", "--irqchip", value]).unwrap().irqchip, kind);
         }
+        for (value, kind) in
+            [("none", HugePages::None), ("transparent", HugePages::Transparent), ("2M", HugePages::Hugetlb)]
+        {
+            assert_eq!(config(&["--kernel", "/k", "--huge-pages", value]).unwrap().huge_pages, kind);
+        }
+        let error = config(&["--kernel", "/k", "--huge-pages", "1G"]).unwrap_err();
+        assert!(error.contains("--huge-pages") && error.contains("none, transparent, 2M"), "{error}");
         let error = config(&["--kernel", "/k", "--irqchip", "none"]).unwrap_err();
         assert!(error.contains("--irqchip") && error.contains("kernel, split"), "{error}");
+    }
+
+    #[test]
+    fn first_disk_is_the_root_file_system_unless_something_else_is() {
+        let cmdline =
+            |options: &[&str]| config(&[&["--kernel", "/k"], options].concat()).unwrap().boot.cmdline;
+        let default = "console=ttyS0 reboot=k panic=-1";
+        assert_eq!(cmdline(&[]), default);
+        assert_eq!(cmdline(&["--disk", "/r"]), format!("{default} root=/dev/vda rw"));
+        assert_eq!(cmdline(&["--disk", "/r,ro", "--cmdline", "quiet"]), "quiet root=/dev/vda ro");
+        assert_eq!(cmdline(&["--disk", "/r", "--initrd", "/i"]), default);
+        assert_eq!(cmdline(&["--disk", "/r", "--cmdline", "root=/dev/vdb"]), "root=/dev/vdb");
+        assert_eq!(
+            cmdline(&["--disk", "/r", "--cmdline-append", "init=/bin/sh -x"]),
+            format!("{default} root=/dev/vda rw init=/bin/sh -x")
+        );
+        assert_eq!(cmdline(&["--cmdline", "", "--cmdline-append", "a"]), "a");
     }
 
     #[test]
@@ -209,6 +312,35 @@ mod tests {
         assert!(error.contains(path) && error.contains("unknown field `vcpu`"), "{error}");
         let error = config(&["--config-file", "/no/such"]).unwrap_err();
         assert!(error.starts_with("cannot read config file /no/such: "), "{error}");
+    }
+
+    #[test]
+    fn cpu_template_comes_from_the_option_or_from_a_file_of_firecracker() {
+        let dir = Dir::new();
+        let (file, one, other) = (dir.path("vm.json"), dir.path("one.json"), dir.path("other.json"));
+        let msr = |index| format!(r#"{{"msr_modifiers":[{{"addr":"{index}","bitmap":"0b0"}}]}}"#);
+        std::fs::write(&one, msr("0x10a")).unwrap();
+        std::fs::write(&other, msr("0x345")).unwrap();
+        let text = |more: &str| {
+            format!(r#"{{"boot-source":{{"kernel_image_path":"/k"}},"cpu-config":{one:?}{more}}}"#)
+        };
+        let path = file.to_str().unwrap();
+        let index = |options: &[&str]| {
+            config(options).map(|config| config.cpu_template.unwrap().msrs[0].index.to_string())
+        };
+        std::fs::write(&file, text("")).unwrap();
+        assert_eq!(index(&["--config-file", path]).unwrap(), "0x10a");
+        let options = ["--config-file", path, "--cpu-template", other.to_str().unwrap()];
+        assert_eq!(index(&options).unwrap(), "0x345");
+        let static_too = r#","machine-config":{"vcpu_count":1,"mem_size_mib":64,"cpu_template":"T2"}"#;
+        std::fs::write(&file, text(static_too)).unwrap();
+        assert_eq!(index(&["--config-file", path]).unwrap(), "0x10a", "the custom template counts");
+        std::fs::write(&one, "[1]").unwrap();
+        let error = index(&["--config-file", path]).unwrap_err();
+        assert!(error.starts_with("CPU template ") && error.contains("one.json: invalid"), "{error}");
+        std::fs::remove_file(&one).unwrap();
+        let error = index(&["--kernel", "/k", "--cpu-template", one.to_str().unwrap()]).unwrap_err();
+        assert!(error.starts_with("cannot read CPU template "), "{error}");
     }
 
     #[test]

@@ -131,6 +131,13 @@ fn processes() -> Vec<Process> {
     entries.filter_map(of).collect()
 }
 
+/// Returns the process of a VM: the one that its keeper waits for, or the process itself.
+pub(crate) fn process_of_vm(started: i32) -> i32 {
+    let name = fs::read_to_string(format!("/proc/{started}/comm")).unwrap_or_default();
+    // The table of all processes takes as many reads as there are processes.
+    if name.trim_end() == KEEPER { of_vm(&processes(), started) } else { started }
+}
+
 /// Returns the process of the VM: the child of `listening` if that is a keeper.
 fn of_vm(processes: &[Process], listening: i32) -> i32 {
     let is_keeper = |process: &&Process| process.pid == listening && process.name == KEEPER;

@@ -27,7 +27,8 @@ pub(super) struct UnpackArgs {
     #[arg(long, value_name = "PAGER", default_value = "own", value_enum)]
     pager: PagerKind,
 
-    /// Directory of the shared pagers' sockets [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
+    /// Directory of the shared pagers' sockets [default: VOLT_RUN_DIR, or else volt-vmm in
+    /// XDG_RUNTIME_DIR or in /run; for root /run/volt-vmm]
     #[arg(long, value_name = "DIR")]
     pager_dir: Option<PathBuf>,
 

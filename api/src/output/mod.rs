@@ -5,3 +5,5 @@ pub(crate) mod print;
 pub(crate) mod progress;
 pub(crate) mod recorded;
 pub(crate) mod replayed;
+pub(crate) mod scrape;
+pub(crate) mod table;

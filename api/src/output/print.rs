@@ -1,6 +1,6 @@
 //! Prints a command's result on standard output, as text or as JSON.
 
-use std::io::{Write as _, stdout};
+use std::io::{self, Write as _, stdout};
 
 use serde::Serialize;
 
@@ -15,10 +15,33 @@ pub(crate) fn print<T: Serialize>(
     json: bool,
     text: impl FnOnce(&T) -> String,
 ) -> Result<(), Failure> {
-    let failed = |source| Failure::system("print the result", source);
     let text = match json {
-        true => serde_json::to_string_pretty(result).map_err(|error| failed(error.into()))? + "\n",
+        true => serde_json::to_string_pretty(result).map_err(failed)? + "\n",
         false => text(result),
     };
+    self::text(&text)
+}
+
+/// Escapes the characters of a text that a terminal would obey, except ends of lines and tabs.
+pub(crate) fn harmless(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character.is_control() && !matches!(character, '\n' | '\t') {
+            true => escaped.extend(character.escape_default()),
+            false => escaped.push(character),
+        }
+    }
+    escaped
+}
+
+/// Prints a text.
+///
+/// # Errors
+/// A write to standard output failed.
+pub(crate) fn text(text: &str) -> Result<(), Failure> {
     stdout().write_all(text.as_bytes()).map_err(failed)
+}
+
+fn failed(source: impl Into<io::Error>) -> Failure {
+    Failure::system("print the result", source)
 }

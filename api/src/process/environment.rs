@@ -6,6 +6,8 @@
 
 use std::ffi::CStr;
 
+use crate::process::jail;
+
 unsafe extern "C" {
     /// The variables, as environ(7) describes them.
     static mut environ: *mut *mut libc::c_char;
@@ -13,7 +15,18 @@ unsafe extern "C" {
 
 /// Variables that volt-vmm, its children and passt read: places of files, and how to write messages. A trace
 /// of a panic (`RUST_BACKTRACE`) would read files.
-const KEPT: [&[u8]; 7] = [b"PATH", b"HOME", b"TMPDIR", b"TZ", b"TERM", b"LANG", b"NO_COLOR"];
+const KEPT: [&[u8]; 10] = [
+    b"PATH",
+    b"HOME",
+    b"TMPDIR",
+    b"TZ",
+    b"TERM",
+    b"LANG",
+    b"NO_COLOR",
+    b"VOLT_RUN_DIR",
+    b"VOLT_DATA_DIR",
+    jail::VARIABLE.as_bytes(),
+];
 /// Starts of the names of others.
 const KEPT_STARTS: [&[u8]; 2] = [b"XDG_", b"LC_"];
 
@@ -51,7 +64,9 @@ mod tests {
 
     #[test]
     fn variables_of_the_program_stay_and_others_go() {
-        for kept in ["PATH=/bin", "HOME=/root", "XDG_RUNTIME_DIR=/run", "LC_ALL=C", "TMPDIR="] {
+        for kept in
+            ["PATH=/bin", "HOME=/root", "XDG_RUNTIME_DIR=/run", "VOLT_RUN_DIR=/r", "LC_ALL=C", "TMPDIR="]
+        {
             assert!(is_kept(kept.as_bytes()), "{kept}");
         }
         for gone in ["AWS_SECRET_ACCESS_KEY=x", "PATHS=/bin", "TOKEN", "", "=", "HOMEBREW_GITHUB_API_TOKEN=x"]

@@ -20,19 +20,22 @@ pub(crate) enum Status {
     Crashed,
     /// A thread made a system call that its filter forbids.
     Forbidden,
+    /// The guest's kernel panicked, and said so.
+    Panicked,
     /// A signal ended the process.
     Signal(i32),
 }
 
 impl Status {
     /// Every status of this program, by number.
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Success,
         Self::Error,
         Self::Reboot,
         Self::TripleFault,
         Self::Crashed,
         Self::Forbidden,
+        Self::Panicked,
         Self::Signal(0),
     ];
 
@@ -71,6 +74,7 @@ impl Status {
             Self::TripleFault => "the guest ended in a triple fault",
             Self::Crashed => "the guest crashed in another way",
             Self::Forbidden => "a thread made a system call that its seccomp filter forbids",
+            Self::Panicked => "the guest's kernel panicked, and said it through pvpanic",
             Self::Signal(_) => "ended by signal N (130: SIGINT, 143: SIGTERM)",
         }
     }
@@ -81,6 +85,7 @@ impl Status {
             Ending::Stopped if by_signal != 0 => Self::Signal(by_signal),
             Ending::Stopped | Ending::Poweroff => Self::Success,
             Ending::Reboot => Self::Reboot,
+            Ending::Panicked => Self::Panicked,
             Ending::TripleFault => Self::TripleFault,
         }
     }
@@ -88,8 +93,24 @@ impl Status {
     /// Returns the status for an error of the process.
     pub(crate) fn of_failure(failure: &Failure) -> Self {
         match failure {
-            Failure::Vmm(Error::Crashed(_)) => Self::Crashed,
+            Failure::Vmm(error) => Self::of_error(error),
             _ => Self::Error,
+        }
+    }
+
+    /// Returns the status for an error of the library.
+    pub(crate) fn of_error(error: &Error) -> Self {
+        match error {
+            Error::Crashed(_) => Self::Crashed,
+            _ => Self::Error,
+        }
+    }
+
+    /// Returns the status with this number, as a process of this program ended with it.
+    pub(crate) fn of_code(code: u8) -> Self {
+        match code {
+            129.. => Self::Signal(i32::from(code) - 128),
+            _ => Self::ALL.into_iter().find(|status| status.code() == code).unwrap_or(Self::Error),
         }
     }
 
@@ -102,6 +123,7 @@ impl Status {
             Self::TripleFault => 4,
             Self::Crashed => 5,
             Self::Forbidden => 6,
+            Self::Panicked => 7,
             Self::Signal(number) => 128_u8.saturating_add(u8::try_from(number).unwrap_or(0)),
         }
     }
@@ -120,8 +142,18 @@ mod tests {
         assert_eq!(Status::of_ending(Ending::Poweroff, libc::SIGTERM).code(), 0);
         assert_eq!(Status::of_ending(Ending::Reboot, 0).code(), 3);
         assert_eq!(Status::of_ending(Ending::TripleFault, 0).code(), 4);
+        assert_eq!(Status::of_ending(Ending::Panicked, 0).code(), 7);
         assert_eq!(Status::of_failure(&Error::Crashed("x".into()).into()).code(), 5);
         assert_eq!(Status::of_failure(&Failure::Server("x".into())).code(), 1);
+    }
+
+    #[test]
+    fn status_is_known_by_its_number() {
+        for status in Status::ALL.into_iter().filter(|status| *status != Status::Signal(0)) {
+            assert_eq!(Status::of_code(status.code()), status);
+        }
+        assert_eq!(Status::of_code(143), Status::Signal(15));
+        assert_eq!(Status::of_code(101), Status::Error);
     }
 
     #[test]
@@ -130,7 +162,7 @@ mod tests {
         assert_eq!(listed.to_vec(), variants_in(include_str!("exit.rs"), "Status"));
         let mut numbers: Vec<_> = Status::rows().into_iter().map(|(number, _)| number).collect();
         numbers.dedup();
-        assert_eq!(numbers, ["0", "1", "2", "3", "4", "5", "6", "101", "128+N"]);
+        assert_eq!(numbers, ["0", "1", "2", "3", "4", "5", "6", "7", "101", "128+N"]);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::ptr;
 
 use crate::fatal_signals;
 use crate::process::exit::Status;
+use crate::run_dir::outcome::Cause;
+use crate::run_dir::sudden_end;
 use crate::terminal;
 
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
@@ -37,9 +39,13 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
             // SAFETY: `part` is initialized for its whole length.
             unsafe { libc::write(2, part.as_ptr().cast(), part.len()) };
         }
+        let status = Status::Crashed.code();
+        sudden_end::record(status, Cause::Crashed, "the guest's memory cannot be read; its log says why");
         // SAFETY: runs no exit handlers, which might wait for this thread.
-        unsafe { libc::_exit(Status::Crashed.code().into()) };
+        unsafe { libc::_exit(status.into()) };
     }
+    let status = Status::Signal(signal).code();
+    sudden_end::record(status, Cause::Signal, "a signal for faults ended the process");
     if sent {
         fatal_signals::exit(signal);
     }

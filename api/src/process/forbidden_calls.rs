@@ -13,6 +13,8 @@ use syscalls::Sysno;
 use volt_vmm::internal::ThisThread;
 
 use crate::process::exit::Status;
+use crate::run_dir::outcome::Cause;
+use crate::run_dir::sudden_end;
 use crate::terminal;
 
 /// `SYS_SECCOMP`: a seccomp filter sent the signal (asm-generic/siginfo.h).
@@ -52,11 +54,14 @@ extern "C" fn on_forbidden_call(_: i32, info: *mut libc::siginfo_t, context: *mu
     let mut text = Text::default();
     let _ = text.message(code, call, arguments.map(register));
     terminal::leave_raw_mode();
+    let status = Status::Forbidden.code();
+    let message = "a thread made a system call that its seccomp filter forbids; the log names it";
+    sudden_end::record(status, Cause::Failed, message);
     // SAFETY: the text is initialized up to its length. `_exit` runs no handlers, which might wait for this
     // thread.
     unsafe {
         libc::write(2, text.bytes.as_ptr().cast(), text.len);
-        libc::_exit(Status::Forbidden.code().into());
+        libc::_exit(status.into());
     }
 }
 

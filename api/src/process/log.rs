@@ -1,8 +1,11 @@
-//! The log of the library and of this program: lines on standard error, or in Firecracker's layout in a file.
+//! The log of the library and of this program: lines on standard error, in a file or FIFO, or records of the
+//! journal.
 //!
 //! ```text
-//!   volt-vmm: MESSAGE                                              standard error
-//!   2026-11-26T12:00:00.123456789 [ID:THREAD:LEVEL:FILE:LINE] MESSAGE       a file or FIFO
+//!   Plain        volt-vmm: MESSAGE
+//!   Text         2026-11-26T12:00:00.123456Z WARN [ID] MESSAGE
+//!   Json         {"timestamp":"2026-11-26T12:00:00.123456Z","level":"warn","vm":"ID","target":…,"message":…}
+//!   Firecracker  2026-11-26T12:00:00.123456789 [ID:THREAD:LEVEL:FILE:LINE] MESSAGE
 //! ```
 //!
 //! The library logs what a guest can cause once for each stop of a device.
@@ -10,14 +13,15 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::time::SystemTime;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use rustix::fs::OFlags;
-use volt_vmm::Error;
-use volt_vmm::internal::paths;
+use serde_json::json;
+
+use crate::process::{journal, output_file};
 
 /// See the module.
 #[derive(Debug)]
@@ -30,30 +34,66 @@ struct Settings {
     /// Name of the VM.
     id: String,
     level: LevelFilter,
+    layout: Layout,
     shows_level: bool,
     shows_origin: bool,
     /// Start of the modules whose records are kept.
     module: Option<String>,
-    /// Standard error gets the lines otherwise.
-    file: Option<File>,
+    sink: Sink,
+}
+
+/// Receiver of the log.
+#[derive(Debug)]
+enum Sink {
+    Stderr,
+    File(File),
+    /// A connection to the journal.
+    Journal(File),
+}
+
+/// Layout of a line. The journal has a layout of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    Plain,
+    Text,
+    Json,
+    Firecracker,
+}
+
+/// Choice of the receiver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LogTo {
+    Stderr,
+    /// A file or FIFO to append to. It is created if it is missing.
+    File(PathBuf),
+    Journal,
 }
 
 static LOG: ProcessLog = ProcessLog {
     settings: RwLock::new(Settings {
         id: String::new(),
         level: LevelFilter::Warn,
+        layout: Layout::Plain,
         shows_level: false,
         shows_origin: false,
         module: None,
-        file: None,
+        sink: Sink::Stderr,
     }),
 };
+
+/// Lines that could not be written.
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of lines that could not be written.
+pub(crate) fn lost_lines() -> u64 {
+    LOST.load(Ordering::Relaxed)
+}
 
 /// A change of the log. A setting that is absent stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LogChange {
-    /// A file or FIFO to append to. It is created if it is missing.
-    pub(crate) path: Option<PathBuf>,
+    pub(crate) to: Option<LogTo>,
+    pub(crate) layout: Option<Layout>,
     pub(crate) level: Option<LevelFilter>,
     pub(crate) shows_level: Option<bool>,
     pub(crate) shows_origin: Option<bool>,
@@ -72,27 +112,28 @@ pub(crate) fn start() {
 /// # Errors
 /// The file cannot be opened. Then nothing changes.
 pub(crate) fn change(id: &str, change: LogChange) -> volt_vmm::Result<()> {
-    let LogChange { path, level, shows_level, shows_origin, module } = change;
-    let file = path.as_deref().map(open).transpose()?;
+    let LogChange { to, layout, level, shows_level, shows_origin, module } = change;
+    let sink = to.map(open).transpose()?;
     let mut settings = LOG.settings.write().unwrap_or_else(PoisonError::into_inner);
     id.clone_into(&mut settings.id);
-    // Firecracker's default level, for a file that was asked for.
-    let level = level.or(file.as_ref().map(|_| LevelFilter::Info));
     settings.level = level.unwrap_or(settings.level);
+    settings.layout = layout.unwrap_or(settings.layout);
     settings.shows_level = shows_level.unwrap_or(settings.shows_level);
     settings.shows_origin = shows_origin.unwrap_or(settings.shows_origin);
     settings.module = module.or_else(|| settings.module.take());
-    settings.file = file.or_else(|| settings.file.take());
+    if let Some(sink) = sink {
+        settings.sink = sink;
+    }
     log::set_max_level(settings.level);
     Ok(())
 }
 
-/// Opens a file or FIFO. Neither this nor a write waits for a FIFO's reader.
-fn open(path: &Path) -> volt_vmm::Result<File> {
-    // A FIFO that is opened for reading too needs no reader.
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let failed = |source| Error::File { act: "open log", name: path.display().to_string(), source };
-    paths::open(path, flags, 0o600).map_err(failed)
+fn open(to: LogTo) -> volt_vmm::Result<Sink> {
+    Ok(match to {
+        LogTo::Stderr => Sink::Stderr,
+        LogTo::File(path) => Sink::File(output_file::open("open log", &path)?),
+        LogTo::Journal => Sink::Journal(journal::connect()?),
+    })
 }
 
 impl Settings {
@@ -101,8 +142,27 @@ impl Settings {
         metadata.level() <= self.level && metadata.target().starts_with(module)
     }
 
-    /// A line of a file.
+    /// The line of a record.
     fn line(&self, record: &Record<'_>, now: SystemTime) -> String {
+        let time = || humantime::format_rfc3339_micros(now);
+        match self.layout {
+            Layout::Plain => format!("volt-vmm: {}\n", record.args()),
+            Layout::Text => format!("{} {} [{}] {}\n", time(), record.level(), self.id, record.args()),
+            Layout::Json => {
+                let fields = json!({
+                    "timestamp": time().to_string(),
+                    "level": record.level().as_str().to_ascii_lowercase(),
+                    "vm": self.id,
+                    "target": record.target(),
+                    "message": record.args().to_string(),
+                });
+                format!("{fields}\n")
+            }
+            Layout::Firecracker => self.line_of_firecracker(record, now),
+        }
+    }
+
+    fn line_of_firecracker(&self, record: &Record<'_>, now: SystemTime) -> String {
         let time = humantime::format_rfc3339_nanos(now).to_string();
         let thread = std::thread::current();
         let thread = thread.name().unwrap_or("-");
@@ -134,10 +194,15 @@ impl Log for ProcessLog {
             return;
         }
         // In one piece, so that lines of several threads do not mix. A line that cannot be written is lost.
-        let _ = match &settings.file {
-            Some(file) => (&*file).write_all(settings.line(record, SystemTime::now()).as_bytes()),
-            None => io::stderr().write_all(format!("volt-vmm: {}\n", record.args()).as_bytes()),
+        let line = || settings.line(record, SystemTime::now());
+        let written = match &settings.sink {
+            Sink::Stderr => io::stderr().write_all(line().as_bytes()),
+            Sink::File(file) => (&*file).write_all(line().as_bytes()),
+            Sink::Journal(journal) => (&*journal).write_all(&journal::datagram(&settings.id, record)),
         };
+        if written.is_err() {
+            LOST.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn flush(&self) {}
@@ -155,10 +220,11 @@ mod tests {
         Settings {
             id: "vm-1".to_owned(),
             level: LevelFilter::Info,
+            layout: Layout::Firecracker,
             shows_level: true,
             shows_origin: true,
             module: module.map(str::to_owned),
-            file: None,
+            sink: Sink::Stderr,
         }
     }
 
@@ -176,6 +242,29 @@ mod tests {
         assert_eq!(of(&settings(None)), format!("{start}:WARN:src/lib.rs:45] a message\n"));
         let plain = Settings { shows_level: false, shows_origin: false, ..settings(None) };
         assert_eq!(of(&plain), format!("{start}] a message\n"));
+    }
+
+    #[test]
+    fn own_layouts_have_time_level_and_name_of_the_vm() {
+        let now = UNIX_EPOCH + Duration::new(1_543_416_019, 5_000);
+        let of = |layout| {
+            let args = format_args!("a \"message\"\nof two lines");
+            let record = Record::builder().level(Level::Warn).target("volt_vmm").args(args).build();
+            Settings { layout, ..settings(None) }.line(&record, now)
+        };
+        assert_eq!(of(Layout::Plain), "volt-vmm: a \"message\"\nof two lines\n");
+        let text = "2018-11-28T14:40:19.000005Z WARN [vm-1] a \"message\"\nof two lines\n";
+        assert_eq!(of(Layout::Text), text);
+        let json = of(Layout::Json);
+        assert_eq!(json.lines().count(), 1, "{json}");
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            json,
+            json!({
+                "timestamp": "2018-11-28T14:40:19.000005Z", "level": "warn", "vm": "vm-1",
+                "target": "volt_vmm", "message": "a \"message\"\nof two lines",
+            })
+        );
     }
 
     #[test]

@@ -8,10 +8,11 @@ use volt_vmm::PagerOptions;
 use volt_vmm::internal::paths::OWN_PROGRAM;
 
 /// A pager process that VMs share; it runs this program.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SharedPager {
     /// The directory of the pagers' sockets, instead of the default one.
+    #[schema(value_type = Option<String>)]
     pub(crate) directory: Option<PathBuf>,
     /// Its trust group. Without a name, the VMs of this user that name none share it.
     pub(crate) group: Option<String>,

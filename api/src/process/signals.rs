@@ -23,6 +23,7 @@ use crate::process::fork::children;
 use crate::process::vm_slot::Slot;
 use crate::terminal;
 use crate::terminal::console;
+use crate::terminal::signal_queue::is_ignored;
 use crate::threads;
 
 const ENDING: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
@@ -71,7 +72,6 @@ pub(crate) fn watch(slot: Arc<Slot>, clean_up: impl Fn() + Send + Sync + 'static
 }
 
 fn receive_signals(slot: &Arc<Slot>, clean_up: &CleanUp) {
-    // A parent that ignores a signal (nohup, a shell's background job) wants it ignored here too.
     let set = set_of(ENDING.iter().filter(|signal| !is_ignored(**signal)).chain(&JOB_CONTROL).chain(&CHILD));
     loop {
         match next(&set, Duration::from_secs(3600)) {
@@ -149,14 +149,4 @@ fn set_of<'a>(signals: impl Iterator<Item = &'a libc::c_int>) -> libc::sigset_t 
         }
         set.assume_init()
     }
-}
-
-fn is_ignored(signal: libc::c_int) -> bool {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: a null new action only queries. Zeroes are a valid sigaction if the call fails.
-    let action = unsafe {
-        libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
-        action.assume_init()
-    };
-    action.sa_sigaction == libc::SIG_IGN
 }

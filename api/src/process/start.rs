@@ -1,21 +1,22 @@
-//! Boots and restores of VMs, for the command line and the API. The guest's console is standard output.
+//! Boots and restores of VMs, for the command line and the API.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use volt_vmm::config::{Devices, Overrides};
 use volt_vmm::{
-    Console, LentVm, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, SnapshotFiles, Store, Vm,
-    VmConfig,
+    Console, LentVm, MemoryHandler, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, SnapshotFiles,
+    Store, Vm, VmConfig,
 };
 
-use crate::process::fault_signals;
+use crate::descriptors::allow_descriptors;
+use crate::process::{fault_signals, home};
 
 /// Boots a VM with this configuration.
-pub(crate) fn boot(config: VmConfig) -> Result<Vm> {
+pub(crate) fn boot(config: VmConfig, console: Console) -> Result<Vm> {
     raise_limits_for(&config.devices);
-    Vm::builder().config(config).console(Console::stdout()).start()
+    Vm::builder().config(config).console(console).start()
 }
 
 /// The place of a snapshot.
@@ -25,6 +26,8 @@ pub(crate) enum SnapshotPlace {
     Directory(PathBuf),
     /// Two files.
     Files(SnapshotFiles),
+    /// A state file, whose memory a handler has.
+    Handled(PathBuf, MemoryHandler),
 }
 
 impl SnapshotPlace {
@@ -37,15 +40,21 @@ impl SnapshotPlace {
     }
 }
 
-/// Restores a snapshot.
-pub(crate) fn load(place: &SnapshotPlace, options: RestoreOptions) -> Result<Vm> {
-    let snapshot = open(place, &options)?;
-    snapshot.restore_with(prepared(&snapshot, options))
+/// The memory handler at a socket, with a patience in seconds instead of the default.
+pub(crate) fn handler(socket: &Path, patience: Option<u64>) -> MemoryHandler {
+    let handler = MemoryHandler::new(socket);
+    let patience = patience.map_or(handler.patience, Duration::from_secs);
+    handler.patience(patience)
+}
+
+/// Restores an opened snapshot.
+pub(crate) fn restore(snapshot: &Snapshot, options: RestoreOptions) -> Result<Vm> {
+    snapshot.restore_with(prepared(snapshot, options))
 }
 
 /// Restores an opened snapshot. The calling thread will run the first vCPU.
 pub(crate) fn restore_lent(snapshot: &Snapshot, options: RestoreOptions) -> Result<LentVm> {
-    snapshot.restore_lent(prepared(snapshot, options))
+    snapshot.restore_lent(prepared(snapshot, options.console(home::console())))
 }
 
 /// Opens a snapshot.
@@ -56,21 +65,22 @@ pub(crate) fn open(place: &SnapshotPlace, options: &RestoreOptions) -> Result<Sn
             Snapshot::open_allowing(&store, &name, &options.allowed)
         }
         SnapshotPlace::Files(files) => Snapshot::open_files(files),
+        SnapshotPlace::Handled(state, handler) => Snapshot::open_handled(state, handler),
     }
 }
 
 /// Restores a snapshot from the parent of a fork into a prewarmed VM, and leaves the VM paused.
 pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, pool: Arc<Pool>) -> Result<ProvisionalVm> {
     let pool = Some(pool);
-    let options = RestoreOptions::default().paused().overrides(overrides).pool(pool);
+    let options = RestoreOptions::default().paused().overrides(overrides).pool(pool).console(home::console());
     snapshot.restore_provisionally(prepared(snapshot, options))
 }
 
-/// Prepares this process for a restore, and directs the guest's console to standard output.
+/// Prepares this process for a restore.
 fn prepared(snapshot: &Snapshot, options: RestoreOptions) -> RestoreOptions {
     fault_signals::install_handlers();
     raise_limits_for(&snapshot.config().devices);
-    options.console(Console::stdout())
+    options
 }
 
 /// Raises the limit of descriptors for a vsock device, each of whose connections takes one.
@@ -78,10 +88,4 @@ fn raise_limits_for(devices: &Devices) {
     if devices.vsock.is_some() {
         allow_descriptors();
     }
-}
-
-/// Raises this process's limit of descriptors to its hard limit. An error leaves the old limit.
-pub(crate) fn allow_descriptors() {
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }

@@ -132,6 +132,11 @@ impl Slot {
         }
     }
 
+    /// Whether no VM was started, and none is being started.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self.lock().stage, Stage::Empty)
+    }
+
     /// Waits for a VM. Returns `None` if the slot is closed first.
     pub(crate) fn wait(&self) -> Option<Arc<Vm>> {
         let mut inner = self.lock();

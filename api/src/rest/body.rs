@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use axum::body::{Bytes, to_bytes};
 use axum::extract::{FromRequest, Request};
-use serde::de::DeserializeOwned;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 use tokio::time::timeout;
 
 use super::Api;
 use super::error::Fault;
+use super::objects::Objects;
 
 /// Longest time to receive a body, in seconds.
 const SECONDS: u64 = 10;
@@ -48,6 +49,20 @@ async fn received(request: Request, api: &Api) -> Result<Bytes, Fault> {
     bytes.map_err(|_| Fault::too_slow(SECONDS))?.map_err(|_| Fault::too_large(limit))
 }
 
+/// Reads a value, in which objects are JSON objects. An error names the place of a field.
+pub(super) fn read<'de, T: Deserialize<'de>>(from: impl Deserializer<'de>) -> Result<T, String> {
+    serde_path_to_error::deserialize(Objects(from)).map_err(|error| {
+        let place = error.path().to_string();
+        let problem = error.into_inner();
+        // The place of the whole body is a dot.
+        if place == "." { problem.to_string() } else { format!("{place}: {problem}") }
+    })
+}
+
 fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
-    serde_json::from_slice(bytes).map_err(|error| Fault::refused(format!("request body: {error}")))
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let refused = |problem| Fault::refused(format!("request body: {problem}"));
+    let read = read(&mut reader).map_err(refused)?;
+    reader.end().map_err(|error| Fault::refused(format!("request body: {error}")))?;
+    Ok(read)
 }

@@ -1,16 +1,24 @@
-//! Calls of the library for requests: each on a thread of its own, which may block.
+//! Calls of the library for requests: each on a thread of its own meanwhile, which may block.
+//!
+//! A thread that has answered a call waits for another one for some time: to start a thread takes a fifth of
+//! a load's time.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, oneshot};
 
 use super::error::Fault;
+use crate::failure::Failure;
 use crate::process::vm_slot::Slot;
 use crate::threads;
 
 /// Most calls at once; others wait.
 const MOST: usize = 4;
+
+/// Longest time for which a thread waits for another call. Scrapes of metrics are often 15 s apart.
+const IDLE: Duration = Duration::from_secs(20);
 
 /// The calls of a server. Cloning shares them.
 #[derive(Clone, Debug)]
@@ -18,11 +26,18 @@ pub(super) struct Calls {
     room: Arc<Semaphore>,
     /// Their number, with those that wait.
     ongoing: Arc<AtomicUsize>,
+    threads: Arc<Threads>,
 }
 
 impl Calls {
     pub(super) fn new() -> Self {
-        Self { room: Arc::new(Semaphore::new(MOST)), ongoing: Arc::default() }
+        Self { room: Arc::new(Semaphore::new(MOST)), ongoing: Arc::default(), threads: Arc::default() }
+    }
+
+    /// Starts a thread for the first call, which then need not wait for it.
+    pub(super) fn expect_one(&self) {
+        // Where the host refuses the thread now, the call tells it.
+        let _ = self.threads.run(Box::new(|| {}));
     }
 
     /// Whether there is none.
@@ -41,10 +56,34 @@ impl Calls {
         slot: Arc<Slot>,
         act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
     ) -> Result<T, Fault> {
-        let (ongoing, room) = (Ongoing::new(&self.ongoing), Arc::clone(&self.room));
+        self.run_with(slot, Some(Arc::clone(&self.room)), act).await
+    }
+
+    /// Runs a call that waits for no other one.
+    ///
+    /// # Errors
+    /// As [`Calls::run`].
+    pub(super) async fn run_ahead<T: Send + 'static>(
+        &self,
+        slot: Arc<Slot>,
+        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
+    ) -> Result<T, Fault> {
+        self.run_with(slot, None, act).await
+    }
+
+    async fn run_with<T: Send + 'static>(
+        &self,
+        slot: Arc<Slot>,
+        room: Option<Arc<Semaphore>>,
+        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let (ongoing, threads) = (Ongoing::new(&self.ongoing), Arc::clone(&self.threads));
         let call = async move {
-            // The semaphore is never closed.
-            let room = room.acquire_owned().await;
+            let room = match room {
+                // The semaphore is never closed.
+                Some(room) => room.acquire_owned().await.ok(),
+                None => None,
+            };
             let (answer, answered) = oneshot::channel();
             let body = move || {
                 let outcome = act(&slot);
@@ -52,11 +91,74 @@ impl Calls {
                 // The server may have ended.
                 let _ = answer.send(outcome);
             };
-            threads::spawn("api-call", "to answer a request", body)?;
+            threads.run(Box::new(body))?;
             Ok(answered.await.map_err(|_| Fault::panicked())??)
         };
         // A task of its own: that of a client that disconnects ends.
         tokio::spawn(call).await.unwrap_or_else(|_| Err(Fault::panicked()))
+    }
+}
+
+/// A call with its answer.
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads of calls.
+#[derive(Debug, Default)]
+struct Threads {
+    waiting: Mutex<Waiting>,
+    called: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// Threads that wait for a job.
+    threads: usize,
+    /// Jobs that these will take; never more than threads.
+    jobs: Vec<Job>,
+}
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiting").field("threads", &self.threads).finish_non_exhaustive()
+    }
+}
+
+impl Threads {
+    /// Runs a job on a thread that waits for one, or on a new one.
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    fn run(self: &Arc<Self>, job: Job) -> Result<(), Failure> {
+        let mut waiting = self.lock();
+        if waiting.threads > waiting.jobs.len() {
+            waiting.jobs.push(job);
+            self.called.notify_one();
+            return Ok(());
+        }
+        drop(waiting);
+        let threads = Arc::clone(self);
+        threads::spawn("api-call", "to answer a request", move || threads.work(job)).map(drop)
+    }
+
+    /// Does a job, and each one that comes before the thread has waited too long.
+    fn work(&self, mut job: Job) {
+        loop {
+            job();
+            let mut waiting = self.lock();
+            waiting.threads += 1;
+            let waited = self.called.wait_timeout_while(waiting, IDLE, |waiting| waiting.jobs.is_empty());
+            let (mut waiting, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            waiting.threads -= 1;
+            match waiting.jobs.pop() {
+                Some(next) => job = next,
+                None => return,
+            }
+        }
+    }
+
+    // No code panics while it holds the lock.
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -106,6 +208,33 @@ mod tests {
         });
         assert!(most <= Some(MOST), "{most:?}");
         assert!(calls.are_done());
+    }
+
+    #[test]
+    fn thread_that_waits_takes_the_next_call_and_others_get_threads_of_their_own() {
+        let (calls, slot) = (Calls::new(), Arc::new(Slot::new()));
+        calls.expect_one();
+        while calls.threads.lock().threads == 0 {
+            std::thread::yield_now();
+        }
+        let one = || calls.run(Arc::clone(&slot), |_| Ok(std::thread::current().id()));
+        let runtime = runtime();
+        let first = runtime.block_on(one()).unwrap();
+        while calls.threads.lock().threads == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(runtime.block_on(one()).unwrap(), first);
+        let meet = Arc::new(std::sync::Barrier::new(3));
+        let together = || {
+            let meet = Arc::clone(&meet);
+            calls.run(Arc::clone(&slot), move |_| {
+                meet.wait();
+                Ok(std::thread::current().id())
+            })
+        };
+        let (a, b, c) = runtime.block_on(async { tokio::join!(together(), together(), together()) });
+        let ids = [a, b, c].map(Result::unwrap);
+        assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2], "{ids:?}");
     }
 
     #[test]

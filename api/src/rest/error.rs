@@ -14,7 +14,7 @@ use crate::failure::Failure;
 const OWN_PATHS: &str = "/v1/";
 
 /// The body of every refusal.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 pub(crate) struct FaultMessage {
     /// The refusal for a person, with the cures' fields.
     fault_message: String,
@@ -30,7 +30,7 @@ fn if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Curable
 }
 
 /// A refusal with cures.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 struct Curable {
     problem: String,
     cures: Vec<Cure>,
@@ -135,7 +135,12 @@ impl From<Error> for Fault {
 // Firecracker answers 400 to every failure of a request, and its clients tell success from failure by that.
 impl From<Failure> for Fault {
     fn from(failure: Failure) -> Self {
-        Self { cures: failure.cures(), ..Self::refused(volt_vmm::problem(&failure)) }
+        let status = match &failure {
+            // As in Firecracker, too.
+            Failure::Vmm(Error::MetadataTooLarge { .. }) => StatusCode::PAYLOAD_TOO_LARGE,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        Self { cures: failure.cures(), ..Self::new(status, volt_vmm::problem(&failure)) }
     }
 }
 

@@ -4,32 +4,47 @@
 //! included, is a [`Fault`].
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use axum::Router;
-use axum::http::{Method, Uri};
+use volt_vmm::{MetadataStore, Vm};
 
 use crate::process::vm_slot::Slot;
 
 mod body;
 mod calls;
+mod counts;
 mod error;
+mod events;
+mod exposition;
+mod faces;
 mod firecracker;
+mod objects;
+mod operations;
 mod server;
+mod snapshots;
 mod socket;
 #[cfg(test)]
 pub(crate) mod testing;
 mod v1;
 
 pub(crate) use crate::rest::v1::fork::{ChildOfFork, ForkRequest, Forks};
+pub(crate) use crate::rest::v1::snapshots::{Kind, NewSnapshot, Taken};
 use calls::Calls;
+use counts::{ApiCounts, TimedAct};
 use error::Fault;
 pub(crate) use error::FaultMessage;
+use events::Hub;
+pub(crate) use events::{EndCause, Event, VmState as EventState};
 pub(crate) use firecracker::API_VERSION;
 pub(crate) use firecracker::machine::Draft;
+pub(crate) use firecracker::metric_names::Startup;
+pub(crate) use firecracker::metrics::FlushedMetrics;
 pub(crate) use firecracker::names::FIELDS as FIRECRACKER_FIELDS;
 pub(crate) use firecracker::names::config_file::ConfigFile;
+pub(crate) use firecracker::names::cpu::CpuConfig;
 pub(crate) use firecracker::names::logger::{LogLevel, Logger};
-pub(crate) use firecracker::names::snapshot::{CreateSnapshot, SnapshotType};
+pub(crate) use firecracker::names::metrics::MetricsFile;
+use operations::Operations;
 pub(crate) use server::Server;
 pub(crate) use socket::{Socket, SocketFile};
 
@@ -41,28 +56,88 @@ struct Api {
     draft: Arc<Mutex<Draft>>,
     /// Bytes of the longest body.
     longest_body: usize,
+    counts: Arc<ApiCounts>,
+    metrics: Arc<FlushedMetrics>,
+    /// The metadata of a VM that this API starts.
+    metadata: MetadataStore,
     calls: Calls,
+    /// The clients that follow the VM.
+    events: Hub,
+    /// Snapshots that are being taken.
+    operations: Operations,
 }
 
 /// Options of the command line for the API.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct ApiOptions {
     /// The configuration that the VM was started from, in Firecracker's names.
     pub(crate) draft: Draft,
     /// Bytes of the longest body of a request.
     pub(crate) longest_body: usize,
+    /// The file of metrics, if there is one by now.
+    pub(crate) metrics: Option<Arc<FlushedMetrics>>,
+    /// The metadata of a VM that the API starts.
+    pub(crate) metadata: MetadataStore,
 }
 
 impl Default for ApiOptions {
     fn default() -> Self {
-        Self { draft: Draft::default(), longest_body: 1 << 20 }
+        Self {
+            draft: Draft::default(),
+            longest_body: 1 << 20,
+            metadata: MetadataStore::default(),
+            metrics: None,
+        }
+    }
+}
+
+impl ApiOptions {
+    /// Opens the file of metrics that the draft names, before the process is confined.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(crate) fn open_metrics(&mut self) -> volt_vmm::Result<()> {
+        if let Some(MetricsFile { metrics_path }) = &self.draft.metrics {
+            self.metrics.get_or_insert_default().open(metrics_path)?;
+        }
+        Ok(())
     }
 }
 
 impl Api {
     fn new(slot: Arc<Slot>, options: ApiOptions) -> Self {
-        let ApiOptions { draft, longest_body } = options;
-        Self { slot, draft: Arc::new(Mutex::new(draft)), longest_body, calls: Calls::new() }
+        let ApiOptions { draft, longest_body, metrics, metadata } = options;
+        let (draft, events) = (Arc::new(Mutex::new(draft)), Hub::new());
+        if let Some(vm) = slot.peek() {
+            events.started(&vm);
+        }
+        let (metrics, calls) = (metrics.unwrap_or_default(), Calls::new());
+        let (counts, operations) = (Arc::clone(metrics.counts()), Operations::default());
+        Self { slot, draft, longest_body, counts, metrics, metadata, calls, events, operations }
+    }
+
+    /// Starts the VM with the result of `prepare`, and tells the clients that follow it.
+    async fn start<P: 'static>(
+        &self,
+        act: &'static str,
+        prepare: impl FnOnce() -> volt_vmm::Result<P> + Send + 'static,
+        make: impl FnOnce(P, &Slot) -> volt_vmm::Result<Vm> + Send + 'static,
+    ) -> Result<(), Fault> {
+        let events = self.events.clone();
+        self.call(move |slot| {
+            let vm = slot.start(act, || make(prepare()?, slot))?;
+            events.started(&vm);
+            Ok(())
+        })
+        .await
+    }
+
+    /// As [`Api::call`], for an act that must wait for no other call.
+    async fn call_ahead<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
+    ) -> Result<T, Fault> {
+        self.calls.run_ahead(Arc::clone(&self.slot), act).await
     }
 
     /// Runs one call of the library on a thread that may block. It continues to its end even if the client
@@ -73,12 +148,21 @@ impl Api {
     ) -> Result<T, Fault> {
         self.calls.run(Arc::clone(&self.slot), act).await
     }
-}
 
-fn router(api: Api) -> Router {
-    firecracker::routes()
-        .merge(v1::routes())
-        .method_not_allowed_fallback(async |method: Method, uri: Uri| Fault::method(&method, uri.path()))
-        .fallback(async |method: Method, uri: Uri| Fault::path(&method, uri.path()))
-        .with_state(api)
+    /// As [`Api::call`], and keeps the durations of the act if it succeeds.
+    async fn timed<T: Send + 'static>(
+        &self,
+        kind: TimedAct,
+        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let began = Instant::now();
+        let timed = move |slot: &Slot| {
+            let began = Instant::now();
+            act(slot).map(|done| (done, began.elapsed()))
+        };
+        let (done, call) = self.call(timed).await?;
+        self.counts.called(kind, call);
+        self.counts.requested(kind, began.elapsed());
+        Ok(done)
+    }
 }

@@ -1,7 +1,7 @@
 //! The API server: a thread of its own with a current-thread runtime, started once the guest runs.
 //!
 //! Clients affect the guest by requests alone: the number of connections is limited, and a client that sends
-//! its request too slowly is disconnected.
+//! its request too slowly, or does not read its answer, is disconnected.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -9,25 +9,34 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, pin::pin};
 
-use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
+use tokio_io_timeout::TimeoutStream;
 
-use super::{Api, ApiOptions, Socket, router};
+use super::calls::Calls;
+use super::faces::Faces;
+use super::{Api, ApiOptions, Socket};
 
 use crate::failure::Failure;
 use crate::process::vm_slot::Slot;
 use crate::threads;
 
 /// Most connections at once; others wait in the socket's backlog.
-const CONNECTIONS: u32 = 64;
+const CONNECTIONS: u32 = 512;
 /// Longest time for the head of a request, and for an idle connection.
 const HEAD: Duration = Duration::from_secs(10);
+/// Longest time in which a client reads no part of its answers.
+const UNREAD: Duration = Duration::from_secs(10);
 /// Longest head of a request.
 const HEAD_SIZE: usize = 64 << 10;
 /// Longest time to deliver the last answers.
@@ -38,6 +47,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 pub(crate) struct Server {
     closing: watch::Sender<bool>,
     thread: JoinHandle<()>,
+    calls: Calls,
 }
 
 impl Server {
@@ -50,9 +60,15 @@ impl Server {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(refused)?;
         let (closing, closed) = watch::channel(false);
         let api = Api::new(slot, options);
+        let calls = api.calls.clone();
         let body = move || serve(&runtime, api, socket, closed);
         let thread = threads::spawn("api", "to serve the API", body)?;
-        Ok(Self { closing, thread })
+        Ok(Self { closing, thread, calls })
+    }
+
+    /// Prepares for a call of the library that a client will make soon.
+    pub(crate) fn expect_call(&self) {
+        self.calls.expect_one();
     }
 
     /// Refuses further requests, and waits for ongoing calls and their answers.
@@ -66,10 +82,10 @@ fn serve(runtime: &Runtime, api: Api, socket: Socket, mut closed: watch::Receive
     let calls = api.calls.clone();
     let room = Arc::new(Semaphore::new(CONNECTIONS as usize));
     runtime.block_on(async {
-        let router = router(api);
+        let faces = Faces::new(api);
         let watched = closed.clone();
         tokio::select! {
-            _ = accept(socket, &router, &room, &watched) => {}
+            _ = accept(socket, &faces, &room, &watched) => {}
             _ = closed.wait_for(|closed| *closed) => {}
         }
         loop {
@@ -87,7 +103,7 @@ fn serve(runtime: &Runtime, api: Api, socket: Socket, mut closed: watch::Receive
 
 async fn accept(
     socket: Socket,
-    router: &Router,
+    faces: &Faces,
     room: &Arc<Semaphore>,
     closed: &watch::Receiver<bool>,
 ) -> io::Result<Infallible> {
@@ -96,7 +112,7 @@ async fn accept(
         let Ok(permit) = Arc::clone(room).acquire_owned().await else { continue };
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(converse(stream, router.clone(), permit, closed.clone()));
+                tokio::spawn(converse(stream, faces.clone(), permit, closed.clone()));
             }
             // Probably out of descriptors: others may be closed soon.
             Err(_) => sleep(Duration::from_millis(100)).await,
@@ -107,16 +123,18 @@ async fn accept(
 /// Serves one connection to its end.
 async fn converse(
     stream: UnixStream,
-    router: Router,
+    faces: Faces,
     permit: OwnedSemaphorePermit,
     mut closed: watch::Receiver<bool>,
 ) {
     let _permit = permit;
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(UNREAD));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
         .max_buf_size(HEAD_SIZE)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(Box::pin(stream)), service_fn(|request| answer(&faces, request)));
     let mut connection = pin!(connection);
     // A broken connection concerns only its client.
     tokio::select! {
@@ -125,4 +143,12 @@ async fn converse(
     }
     connection.as_mut().graceful_shutdown();
     let _ = connection.await;
+}
+
+fn answer(
+    faces: &Faces,
+    request: Request<Incoming>,
+) -> impl Future<Output = Result<Response<Body>, Infallible>> + Send + use<> {
+    let router = faces.of(request.uri().path()).clone();
+    TowerToHyperService::new(router).call(request)
 }

@@ -45,10 +45,13 @@ pub(crate) struct Serving {
 
 impl Serving {
     pub(crate) fn start() -> Self {
+        Self::with(ApiOptions::default())
+    }
+
+    pub(crate) fn with(options: ApiOptions) -> Self {
         let dir = Dir::new();
         let socket = dir.path("api");
-        let server =
-            Server::start(Arc::new(Slot::new()), Socket::bind(&socket).unwrap(), ApiOptions::default());
+        let server = Server::start(Arc::new(Slot::new()), Socket::bind(&socket).unwrap(), options);
         let server = server.unwrap();
         Self { socket, server: Some(server), _dir: dir }
     }

@@ -17,8 +17,8 @@ use crate::process::confinement_choice::ConfinementChoice;
 use crate::process::exit::Status;
 use crate::process::fork::detachment::Awaited;
 use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, Run};
-use crate::process::start;
 use crate::process::vm_slot::Slot;
+use crate::process::{home, start};
 use crate::session::Session;
 
 /// Receives a VM from the parent through standard input, and runs it until it ends.
@@ -40,7 +40,9 @@ pub(crate) fn run(api_socket: &Path, id: String, confinement: ConfinementChoice)
             let _ = parent.socket.send(&ChildMessage::Failed { problem, cures });
             Ok(Status::Error)
         }
-        (_, outcome) => outcome,
+        (_, outcome) => outcome.inspect_err(|failure| {
+            home::get().into_iter().for_each(|home| home.failed(failure));
+        }),
     }
 }
 
@@ -51,7 +53,11 @@ fn receive_and_run(
     id: String,
     mut confinement: ConfinementChoice,
 ) -> Result<Status, Failure> {
-    let ChildSetup { shape, overrides, paused } = of(parent)?.receive()?;
+    let ChildSetup { shape, overrides, run_dir, paused } = of(parent)?.receive()?;
+    let id = match run_dir {
+        Some(directory) => home::enter(&directory, None, None)?.record.name.to_string(),
+        None => id,
+    };
     confinement.add_socket(api_socket);
     confinement::apply(confinement, Some(shape))?;
     let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?;

@@ -5,20 +5,24 @@
 //! terminal and API server start after the guest, so they do not delay a restore.
 
 pub(crate) mod forked_child;
+pub(crate) mod named;
+mod remover;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use volt_vmm::internal::paths::wake_opener;
 use volt_vmm::sandbox::{self, ThreadKind};
 use volt_vmm::{Ending, Error, LentVm, Vm};
 
 use crate::failure::Failure;
 use crate::output::recorded;
 use crate::process::exit::Status;
-use crate::process::signals;
+use crate::process::home::Home;
 use crate::process::vm_slot::Slot;
-use crate::rest::{ApiOptions, Server, Socket, SocketFile};
+use crate::process::{home, signals};
+use crate::rest::{ApiOptions, FlushedMetrics, Server, Socket, SocketFile};
 use crate::terminal;
 use crate::terminal::console;
 
@@ -31,6 +35,8 @@ pub(crate) struct Session {
     file: Option<Arc<SocketFile>>,
     /// How the API is served.
     options: ApiOptions,
+    /// The metrics of the VM, once the API is served or there is a file for them.
+    metrics: Option<Arc<FlushedMetrics>>,
     watches_signals: bool,
     /// The thread that reports the end of a recording.
     recording: Option<JoinHandle<()>>,
@@ -42,7 +48,7 @@ impl Session {
     /// # Errors
     /// Returns an error if the socket cannot be bound, for example because another process serves it.
     pub(crate) fn open(api_socket: Option<&Path>) -> Result<Self, Failure> {
-        Self::with_slot(Slot::new(), api_socket)
+        Self::with_slot(Slot::with_id(home::name()), api_socket)
     }
 
     /// Does as [`Session::open`], around a named or prewarmed slot.
@@ -54,12 +60,13 @@ impl Session {
         let socket = api_socket.map(Socket::bind).transpose()?;
         let file = socket.as_ref().map(Socket::file);
         let (slot, options) = (Arc::new(slot), ApiOptions::default());
-        Ok(Self { slot, socket, file, options, watches_signals: false, recording: None })
+        Ok(Self { slot, socket, file, options, metrics: None, watches_signals: false, recording: None })
     }
 
     /// Serves the API in another way than by default.
     #[must_use]
     pub(crate) fn serving(mut self, options: ApiOptions) -> Self {
+        self.metrics = options.metrics.clone();
         self.options = options;
         self
     }
@@ -101,9 +108,13 @@ impl Session {
     /// # Errors
     /// A thread that the host cannot start, or a crash of the guest.
     pub(crate) fn wait_for_vm(mut self) -> Result<Status, Failure> {
+        // A client will load or boot soon.
+        wake_opener();
         sandbox::confine_this_thread(ThreadKind::Worker);
-        self.watch_signals()?;
+        // First, because clients wait for it. Signals are blocked until they are watched.
         let server = self.serve()?;
+        self.watch_signals()?;
+        server.iter().for_each(Server::expect_call);
         if let Some(vm) = self.slot.wait() {
             self.recording = recorded::report_at_end(&vm)?;
             console::attach(&vm)?;
@@ -122,6 +133,7 @@ impl Session {
         if !std::mem::replace(&mut self.watches_signals, true) {
             let file = self.file.clone();
             signals::watch(Arc::clone(&self.slot), move || {
+                home::get().into_iter().for_each(|home| home.ends_at_once(signals::ended_by()));
                 if let Some(file) = &file {
                     file.remove();
                 }
@@ -134,13 +146,23 @@ impl Session {
     fn start_services(&mut self, vm: &Arc<Vm>) -> Result<Option<Server>, Failure> {
         self.recording = recorded::report_at_end(vm)?;
         self.watch_signals()?;
-        console::attach(vm)?;
-        self.serve()
+        match home::get() {
+            Some(home) => home.vm_runs(vm)?,
+            None => console::attach(vm)?,
+        }
+        let server = self.serve()?;
+        home::get().into_iter().for_each(Home::tell_started);
+        Ok(server)
     }
 
     fn serve(&mut self) -> Result<Option<Server>, Failure> {
+        if let Some(metrics) = &self.metrics {
+            metrics.start(&self.slot)?;
+        }
         let Some(socket) = self.socket.take() else { return Ok(None) };
-        Server::start(Arc::clone(&self.slot), socket, std::mem::take(&mut self.options)).map(Some)
+        let mut options = std::mem::take(&mut self.options);
+        options.metrics = Some(Arc::clone(self.metrics.get_or_insert_default()));
+        Server::start(Arc::clone(&self.slot), socket, options).map(Some)
     }
 
     /// Cleans up after the guest's end and returns the exit status.
@@ -153,13 +175,17 @@ impl Session {
         if let Some(recording) = self.recording.take() {
             let _ = recording.join();
         }
+        home::get().into_iter().for_each(|home| home.vm_has_ended(&ending, signals::ended_by()));
         self.finish(server);
         Ok(Status::of_ending(ending?, signals::ended_by()))
     }
 
-    /// Removes the socket's file, then answers the API calls in progress.
+    /// Writes the last metrics, removes the socket's file, then answers the API calls in progress.
     fn finish(&self, server: Option<Server>) {
         signals::vm_has_ended();
+        if let Some(metrics) = &self.metrics {
+            metrics.finish(&self.slot);
+        }
         if let Some(file) = &self.file {
             file.remove();
         }

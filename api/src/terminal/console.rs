@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::terminal;
 use crate::threads;
 
-mod escape;
+pub(super) mod escape;
 
 use escape::{EscapeParser, Input};
 
@@ -94,6 +94,8 @@ fn pass_keys(vm: &Arc<Vm>) {
                 }
                 Input::ListKeys => eprintln!("\n{KEYS}"),
                 Input::EndVm => vm.stop(),
+                // The parser leaves it to the guest: the VM has no other process.
+                Input::Detach => {}
             }
         }
     }

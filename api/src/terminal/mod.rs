@@ -9,7 +9,10 @@
 //! ```
 #![allow(unsafe_code)]
 
+pub(crate) mod attached;
 pub(crate) mod console;
+mod guardian;
+pub(crate) mod signal_queue;
 
 use std::io::{IsTerminal, stdin};
 use std::mem::MaybeUninit;
@@ -69,12 +72,17 @@ pub(crate) fn enter_raw_mode() {
 
 /// Sets raw mode with one system call, which any confined thread may make.
 fn set_raw_mode(found: &Termios) {
+    RAW.store(true, Ordering::SeqCst);
+    let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &raw_of(found));
+}
+
+/// The settings of raw mode.
+fn raw_of(found: &Termios) -> Termios {
     let mut raw = found.clone();
     raw.make_raw();
     // Output modes stay, because volt-vmm's messages end in a newline without a carriage return.
     raw.output_modes = found.output_modes;
-    RAW.store(true, Ordering::SeqCst);
-    let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &raw);
+    raw
 }
 
 /// Resets the terminal if it is in raw mode. Async-signal-safe: an atomic swap and one ioctl.

@@ -15,6 +15,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,8 @@ pub(crate) struct ChildSetup {
     /// The shape of the parent's VM.
     pub(crate) shape: VmShape,
     pub(crate) overrides: Overrides,
+    /// The child's run directory, if it has a name.
+    pub(crate) run_dir: Option<PathBuf>,
     /// Whether the child's VM stays paused until a client resumes it.
     pub(crate) paused: bool,
 }

@@ -16,9 +16,10 @@ use volt_vmm::{Cure, Error, FileRef, Handover, Invalid, Vm, VmShape};
 use super::children;
 use super::detachment::Detachment;
 use super::{ChildMessage, ChildSetup, ForkSocket, Run};
+use crate::descriptors::allow_descriptors;
 use crate::failure::Failure;
 use crate::process::child_command::{CHILD_NAME, child_arguments, confinement_of_child};
-use crate::process::{confinement, start};
+use crate::process::confinement;
 
 /// A child to create.
 #[derive(Debug)]
@@ -27,13 +28,16 @@ pub(crate) struct ChildSpec {
     pub(crate) api_socket: PathBuf,
     /// The file to append its guest's serial output to. Without one the output is discarded.
     pub(crate) serial: Option<PathBuf>,
+    /// Its run directory, if it has a name.
+    pub(crate) run_dir: Option<PathBuf>,
     pub(crate) overrides: Overrides,
 }
 
 /// A running child.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub(crate) struct Forked {
     pub(crate) pid: u32,
+    #[schema(value_type = String)]
     pub(crate) api_socket: PathBuf,
     pub(crate) id: String,
 }
@@ -46,9 +50,10 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<ChildSpec>, paused: bool) -> Result<Vec<
     let config = vm.config();
     check(&config.devices, &wanted)?;
     // The parent holds a socket for each child until it is detached.
-    start::allow_descriptors();
+    allow_descriptors();
     // The children start while the parent captures its VM.
-    let setup = ChildSetup { shape: VmShape::of(&config), overrides: Overrides::default(), paused };
+    let (overrides, run_dir) = (Overrides::default(), None);
+    let setup = ChildSetup { shape: VmShape::of(&config), overrides, run_dir, paused };
     let confinement = confinement_of_child(&confinement::chosen())?;
     let detachment =
         Detachment::new().map_err(|source| Failure::system("create the pipe of a fork", source))?;
@@ -129,7 +134,7 @@ impl Child {
         confinement: &str,
         detachment: &Detachment,
     ) -> Result<Self, Failure> {
-        let ChildSpec { api_socket, serial, overrides } = wanted;
+        let ChildSpec { api_socket, serial, run_dir, overrides } = wanted;
         let failed = |act: &str, source: io::Error| {
             Failure::child(&api_socket, volt_vmm::problem(&Failure::system(act, source)))
         };
@@ -160,7 +165,7 @@ impl Child {
         })?;
         let (forked, socket) = (forked(process.id()), Some(ForkSocket(near)));
         let mut child = Self { process: Some(process), socket, forked, serial };
-        child.send(&ChildSetup { overrides, ..setup.clone() })?;
+        child.send(&ChildSetup { overrides, run_dir, ..setup.clone() })?;
         Ok(child)
     }
 
@@ -251,7 +256,7 @@ mod tests {
 
     fn wanted(socket: &str, overrides: &str) -> ChildSpec {
         let overrides = serde_json::from_str(overrides).unwrap();
-        ChildSpec { api_socket: socket.into(), serial: None, overrides }
+        ChildSpec { api_socket: socket.into(), serial: None, run_dir: None, overrides }
     }
 
     fn refused(devices: &str, wanted: &[ChildSpec]) -> String {

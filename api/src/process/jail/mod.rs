@@ -63,6 +63,19 @@ pub(crate) struct Jail {
     pub(crate) arguments: Vec<OsString>,
 }
 
+/// The variable by which the jailer tells its program of the jail: the program's user id.
+pub(crate) const VARIABLE: &str = "VOLT_VMM_JAIL";
+
+/// Whether the jailer started this program.
+pub(crate) fn is_around() -> bool {
+    std::env::var_os(VARIABLE).is_some()
+}
+
+/// Whether the jailer started this program as root, with all capabilities.
+pub(crate) fn is_of_root() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|uid| uid == "0")
+}
+
 impl Jail {
     /// Puts this process, which has one thread, into the jail and executes the program.
     ///
@@ -113,7 +126,9 @@ impl Jail {
         }
         proc_files.mount()?;
         self.become_owner()?;
-        let error = Command::new(&program).args(self.all_arguments()).env_clear().exec();
+        let mut command = Command::new(&program);
+        let error =
+            command.args(self.all_arguments()).env_clear().env(VARIABLE, self.owner.0.to_string()).exec();
         Err(Failure::system(format!("execute {} in the jail", program.display()), error))
     }
 

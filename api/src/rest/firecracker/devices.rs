@@ -7,9 +7,11 @@ use axum::routing::{any, get, patch, put};
 use volt_vmm::VmConfig;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{DiskConfig, NetConfig};
+use volt_vmm::config::metadata::MetadataConfig;
 
 use super::names::balloon::Balloon;
 use super::names::devices::{Drive, Entropy, NetworkInterface, RootDevice, Vsock};
+use super::names::metadata::MmdsConfig;
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::{Fault, StatusOnly};
@@ -97,6 +99,18 @@ impl DeviceDraft {
         let network = NetConfig::try_from(interface)?;
         let id = network.id.clone();
         replace(&mut self.devices.networks, network, |other| other.id == id);
+        Ok(())
+    }
+
+    /// Adds a metadata service for interfaces that were added before.
+    ///
+    /// # Errors
+    /// An interface does not exist, or the address is not link-local.
+    pub(crate) fn put_metadata(&mut self, config: MmdsConfig) -> Result<(), Fault> {
+        let config = MetadataConfig::from(config);
+        let networks = &self.devices.networks;
+        config.validate(|id| networks.iter().any(|network| network.id == id))?;
+        self.devices.metadata = Some(config);
         Ok(())
     }
 

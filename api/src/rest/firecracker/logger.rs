@@ -8,7 +8,7 @@ use log::LevelFilter;
 use volt_vmm::Error;
 
 use super::names::logger::{LogLevel, Logger};
-use crate::process::log::{self as process_log, LogChange};
+use crate::process::log::{self as process_log, Layout, LogChange, LogTo};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::StatusOnly;
@@ -27,7 +27,10 @@ impl From<Logger> for LogChange {
             LogLevel::Debug => LevelFilter::Debug,
             LogLevel::Trace => LevelFilter::Trace,
         });
-        Self { path: log_path, level, shows_level: show_level, shows_origin: show_log_origin, module }
+        // Firecracker's default level, for a file that was asked for.
+        let level = level.or(log_path.as_ref().map(|_| LevelFilter::Info));
+        let (layout, to) = log_path.map(|path| (Layout::Firecracker, LogTo::File(path))).unzip();
+        Self { to, layout, level, shows_level: show_level, shows_origin: show_log_origin, module }
     }
 }
 

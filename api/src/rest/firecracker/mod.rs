@@ -3,24 +3,31 @@
 //! Fields of features that volt-vmm lacks are refused by name, unless they ask for nothing (`"smt": false`).
 
 pub(crate) mod devices;
+mod load;
 mod logger;
 pub(crate) mod machine;
+mod metadata;
+pub(crate) mod metric_names;
+pub(crate) mod metrics;
 pub(crate) mod names;
+mod serial;
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, patch, put};
 use axum::{Json, Router, middleware};
 use serde_json::{Value, json};
-use volt_vmm::{ChangedImages, Error, PagerOptions, RestoreOptions, RunState, Store, Unpack};
+use volt_vmm::{Error, RunState};
 
 use super::Api;
 use super::body::Body;
+use super::counts::TimedAct;
 use super::error::{Fault, StatusOnly};
+use super::snapshots as acts;
 use crate::process::start;
-use crate::process::start::SnapshotPlace;
+use machine::Draft;
 use names::machine::{Action, ActionType, SetState, WantedState};
-use names::snapshot::{CreateSnapshot, LoadSnapshot, merge_overrides};
+use names::snapshot::{CreateSnapshot, LoadSnapshot};
 
 pub(super) fn routes() -> Router<Api> {
     Router::new()
@@ -46,6 +53,9 @@ fn configuration() -> Router<Api> {
         .merge(machine::routes())
         .merge(devices::routes())
         .merge(logger::routes())
+        .merge(metrics::routes())
+        .merge(metadata::routes())
+        .merge(serial::routes())
         .layer(middleware::map_response(async |response| Fault::rename(response, names::FIELDS)))
 }
 
@@ -69,52 +79,21 @@ async fn version() -> Json<Value> {
 
 async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> StatusOnly {
     let options = request.options()?;
-    let place = SnapshotPlace::of(request.snapshot_path, request.mem_file_path);
-    api.call(move |slot| {
-        let vm = slot.vm("create a snapshot")?;
-        match &place {
-            SnapshotPlace::Files(files) => vm.snapshot_to_files(files, &options),
-            SnapshotPlace::Directory(path) => {
-                let (store, name) = Store::split(path)?;
-                vm.snapshot_with(&store, &name, &options)
-            }
-        }
-    })
-    .await?;
+    acts::take(&api, (request.snapshot_path, request.mem_file_path), options).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> StatusOnly {
-    let (memory, clock) = (request.memory()?, request.clock_mode());
-    let place = SnapshotPlace::of(request.snapshot_path, memory);
-    api.refuse_after_configuration()?;
-    let overrides = merge_overrides(request.overrides, request.network_overrides, request.vsock_override);
-    let unpack = Unpack::from_options(request.unpack, request.pager.map(PagerOptions::from))?;
-    let mut options = RestoreOptions::default()
-        .overrides(overrides)
-        .allowed(request.allow_paths)
-        .unpack(unpack)
-        .isolate_base(request.isolate_base)
-        .prefetch(request.prefetch)
-        .record(request.record)
-        .clock(clock)
-        .allow_shared(request.allow_shared)
-        // Firecracker checks no disk, and its clients expect no refusal.
-        .changed_images(ChangedImages::Warn);
-    options.resume = request.resume_vm;
-    api.call(move |slot| {
-        let pool = slot.prewarmed();
-        // A prewarmed VM does not log writes; using it saves more time than the log.
-        options.rewindable = request.track_dirty_pages && pool.is_none();
-        let load = || start::load(&place, options.pool(pool));
-        slot.start("load a snapshot", load).map(drop)
-    })
-    .await?;
+    acts::restore(&api, request.try_into()?, api.draft().serial_output()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> StatusOnly {
-    api.call(move |slot| match request.state {
+    let act = match request.state {
+        WantedState::Paused => TimedAct::Pause,
+        WantedState::Resumed => TimedAct::Resume,
+    };
+    api.timed(act, move |slot| match request.state {
         WantedState::Paused => slot.vm("pause")?.pause(),
         WantedState::Resumed => slot.vm("resume")?.resume(),
     })
@@ -126,23 +105,21 @@ async fn act(State(api): State<Api>, Body(request): Body<Action>) -> StatusOnly 
     match request.action_type {
         ActionType::InstanceStart => {}
         ActionType::SendCtrlAltDel => {
-            api.call(|slot| slot.vm("send Ctrl-Alt-Del")?.press_power_button()).await?;
+            api.call_ahead(|slot| slot.vm("send Ctrl-Alt-Del")?.request_end()).await?;
             return Ok(StatusCode::NO_CONTENT);
         }
-        ActionType::FlushMetrics => return Err(Fault::refused("FlushMetrics: volt-vmm keeps no metrics")),
+        ActionType::FlushMetrics => return metrics::flush(&api).await,
     }
-    let config = api.draft();
-    api.call(move |slot| {
-        slot.start("start the VM", || {
-            let config = config.config().ok_or(Error::NotNow {
-                act: "start the VM",
-                state: "has no kernel yet (PUT /boot-source gives it one)",
-            })?;
-            start::boot(config)
-        })
-        .map(drop)
-    })
-    .await?;
+    let (drafted, metadata) = (api.clone(), api.metadata.clone());
+    let make = move |draft: Draft, _: &_| {
+        let mut config = draft.config().ok_or(Error::NotNow {
+            act: "start the VM",
+            state: "has no kernel yet (PUT /boot-source gives it one)",
+        })?;
+        config.devices.set_metadata_store(&metadata);
+        start::boot(config, draft.serial_output().open()?)
+    };
+    api.start("start the VM", move || Ok(drafted.draft()), make).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -177,8 +154,12 @@ mod tests {
         let two = r#"{"snapshot_path":"/s","mem_file_path":"/m",
                       "mem_backend":{"backend_type":"File","backend_path":"/m"}}"#;
         api.refuses("PUT", "/snapshot/load", two, 400, "too many fields");
-        let uffd = r#"{"snapshot_path":"/s","mem_backend":{"backend_type":"Uffd","backend_path":"/m"}}"#;
-        api.refuses("PUT", "/snapshot/load", uffd, 400, "Uffd");
+        let file = r#"{"snapshot_path":"/s",
+                       "mem_backend":{"backend_type":"File","backend_path":"/m","patience":1}}"#;
+        api.refuses("PUT", "/snapshot/load", file, 400, "patience is for the backend Uffd");
+        let uffd = r#"{"snapshot_path":"/missing/s",
+                       "mem_backend":{"backend_type":"Uffd","backend_path":"/missing/h"}}"#;
+        api.refuses("PUT", "/snapshot/load", uffd, 400, "cannot open /missing/s: No such file");
         let missing = r#"{"snapshot_path":"/missing/s","mem_file_path":"/m"}"#;
         api.refuses("PUT", "/snapshot/load", missing, 400, "cannot open /missing/s: No such file");
         let packed = |more| format!(r#"{{"snapshot_path":"/s",{more}}}"#);

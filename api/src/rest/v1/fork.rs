@@ -1,12 +1,14 @@
-//! `POST /v1/vm/fork`: copies the running VM into processes of their own, each with its own API.
+//! `POST /v1/vm/forks`: copies the running VM into processes of their own, each with its own API.
 
 use std::path::PathBuf;
 
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use volt_vmm::config::Overrides;
 
+use super::Refusals;
 use crate::process::fork::parent;
 use crate::process::fork::parent::{ChildSpec, Forked};
 use crate::rest::Api;
@@ -15,7 +17,7 @@ use crate::rest::error::Fault;
 use crate::rest::firecracker::names::snapshot::{NetworkOverride, VsockSocket, merge_overrides};
 
 /// The body of a request.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ForkRequest {
     pub(crate) children: Vec<ChildOfFork>,
@@ -25,14 +27,20 @@ pub(crate) struct ForkRequest {
 }
 
 /// One of the children.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChildOfFork {
     /// The socket of its API.
+    #[schema(value_type = String)]
     pub(crate) api_socket: PathBuf,
     /// The file to which its guest's serial output is appended; discarded if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub(crate) serial: Option<PathBuf>,
+    /// Its run directory, which a client has claimed for it. Its serial output then goes to the log there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub(crate) run_dir: Option<PathBuf>,
     /// Its differences, as in `/snapshot/load`.
     #[serde(default)]
     pub(crate) overrides: Overrides,
@@ -43,12 +51,20 @@ pub(crate) struct ChildOfFork {
 }
 
 /// The answer.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Forks {
     /// In the order of the request.
     pub(crate) children: Vec<Forked>,
 }
 
+/// Fork the VM into processes of their own, which all run on from the same instant
+#[utoipa::path(
+    post,
+    path = "/v1/vm/forks",
+    tag = "forks",
+    request_body = ForkRequest,
+    responses((status = 200, body = Forks), Refusals),
+)]
 pub(crate) async fn fork(
     State(api): State<Api>,
     Body(request): Body<ForkRequest>,
@@ -59,6 +75,7 @@ pub(crate) async fn fork(
         .map(|child| ChildSpec {
             api_socket: child.api_socket,
             serial: child.serial,
+            run_dir: child.run_dir,
             overrides: merge_overrides(child.overrides, child.network_overrides, child.vsock_override),
         })
         .collect();
@@ -78,7 +95,7 @@ mod tests {
     #[test]
     fn invalid_request_is_refused_by_its_field() {
         let api = Serving::start();
-        let fork = |body: &str, words: &str| api.refuses("POST", "/v1/vm/fork", body, 400, words);
+        let fork = |body: &str, words: &str| api.refuses("POST", "/v1/vm/forks", body, 400, words);
         fork("{}", "missing field `children`");
         fork(r#"{"children":[{}]}"#, "missing field `api_socket`");
         fork(r#"{"children":[{"api_socket":"/a","console":"/c"}]}"#, "unknown field `console`");

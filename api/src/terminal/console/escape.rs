@@ -10,6 +10,8 @@ pub(crate) enum Input {
     Guest(Vec<u8>),
     /// Ctrl-A X.
     EndVm,
+    /// Ctrl-A D.
+    Detach,
     /// Ctrl-A H.
     ListKeys,
 }
@@ -19,9 +21,16 @@ pub(crate) enum Input {
 pub(crate) struct EscapeParser {
     /// Whether the last byte was a Ctrl-A, whose key comes with a later read.
     escaped: bool,
+    /// Whether Ctrl-A D is a key for volt-vmm.
+    detaches: bool,
 }
 
 impl EscapeParser {
+    /// A parser for a terminal that can leave its VM.
+    pub(crate) fn detaching() -> Self {
+        Self { detaches: true, ..Self::default() }
+    }
+
     /// Parses the next bytes. A Ctrl-A before an unknown key goes to the guest with that key.
     pub(crate) fn parse(&mut self, bytes: &[u8]) -> Vec<Input> {
         let mut inputs = Vec::new();
@@ -36,6 +45,7 @@ impl EscapeParser {
             }
             let input = match byte {
                 b'x' | b'X' => Input::EndVm,
+                b'd' | b'D' if self.detaches => Input::Detach,
                 b'h' | b'H' | b'?' => Input::ListKeys,
                 b'a' | b'A' | ESCAPE => {
                     typed.push(ESCAPE);
@@ -88,6 +98,12 @@ mod tests {
             EscapeParser::default().parse(b"a\x01hb\x01x"),
             [typed("a"), Input::ListKeys, typed("b"), Input::EndVm]
         );
+    }
+
+    #[test]
+    fn control_a_d_detaches_where_it_can() {
+        assert_eq!(EscapeParser::detaching().parse(b"a\x01db"), [typed("a"), Input::Detach, typed("b")]);
+        assert_eq!(EscapeParser::default().parse(b"\x01d"), [typed("\x01d")]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Firecracker's configuration file: the bodies of its requests, by the names that `GET /vm/config` has for
 //! them.
 
+use std::path::PathBuf;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -8,6 +10,9 @@ use super::balloon::Balloon;
 use super::devices::{Drive, Entropy, NetworkInterface, Vsock};
 use super::logger::Logger;
 use super::machine::{BootSource, MachineChange};
+use super::metadata::MmdsConfig;
+use super::metrics::MetricsFile;
+use super::serial::Serial;
 use crate::rest::error::Fault;
 
 /// See the module.
@@ -23,11 +28,12 @@ pub(crate) struct ConfigFile {
     pub(crate) vsock: Option<Vsock>,
     pub(crate) entropy: Option<Entropy>,
     pub(crate) balloon: Option<Balloon>,
-    cpu_config: Option<Value>,
+    /// Path of a custom CPU template. Its reader is [`super::cpu::CpuConfig::template_of`].
+    pub(crate) cpu_config: Option<PathBuf>,
     pub(crate) logger: Option<Logger>,
-    metrics: Option<Value>,
-    mmds_config: Option<Value>,
-    serial: Option<Value>,
+    pub(crate) metrics: Option<MetricsFile>,
+    pub(crate) mmds_config: Option<MmdsConfig>,
+    pub(crate) serial: Option<Serial>,
     #[serde(default)]
     pmem: Vec<Value>,
     memory_hotplug: Option<Value>,
@@ -46,14 +52,9 @@ impl ConfigFile {
     /// # Errors
     /// Names the key.
     pub(crate) fn refuse_unsupported(&self) -> Result<(), Fault> {
-        for (key, given) in [
-            ("cpu-config", self.cpu_config.is_some()),
-            ("metrics", self.metrics.is_some()),
-            ("mmds-config", self.mmds_config.is_some()),
-            ("serial", self.serial.is_some()),
-            ("pmem", !self.pmem.is_empty()),
-            ("memory-hotplug", self.memory_hotplug.is_some()),
-        ] {
+        for (key, given) in
+            [("pmem", !self.pmem.is_empty()), ("memory-hotplug", self.memory_hotplug.is_some())]
+        {
             if given {
                 return Err(Fault::refused(format!("{key}: not supported; leave it out")));
             }
@@ -72,7 +73,7 @@ mod tests {
 
     fn draft(file: &Value) -> Result<Draft, String> {
         let file: ConfigFile = serde_json::from_value(file.clone()).map_err(|error| error.to_string())?;
-        Draft::try_from(file).map_err(|fault| fault.to_string())
+        Draft::of_file(file, None).map_err(|fault| fault.to_string())
     }
 
     #[test]
@@ -112,8 +113,11 @@ mod tests {
             ("memory-hotplug", json!({}), "memory-hotplug: not supported"),
             ("machine-config", json!({"vcpu_count": 1}), "missing field `mem_size_mib`"),
             ("machine-config", json!({"vcpu_count": 0, "mem_size_mib": 1}), "vcpus: 0"),
+            ("machine-config", json!({"vcpu_count": 1, "mem_size_mib": 1, "cpu_template": "T9"}), "T9"),
+            ("cpu-config", json!({"msr_modifiers": []}), "invalid type"),
             ("logger", json!({"level": "loud"}), "loud"),
             ("disks", json!([]), "unknown field `disks`"),
+            ("metrics", json!({}), "missing field `metrics_path`"),
             ("boot-source", json!({}), "kernel_image_path"),
         ] {
             let error = with(key, value);

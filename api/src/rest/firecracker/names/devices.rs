@@ -11,6 +11,7 @@ use volt_vmm::config::devices::{
 };
 
 use super::balloon::Balloon;
+use super::metadata::MmdsConfig;
 use super::null_as_default;
 use crate::rest::error::Fault;
 
@@ -194,6 +195,7 @@ impl From<NetConfig> for NetworkInterface {
         let NetConfig { id, backend, mac, mtu, offload, receive_limit, transmit_limit } = network;
         let (host_dev_name, passt) = match backend {
             NetBackend::Tap(tap) => (Some(tap), None),
+            NetBackend::TapDescriptor(number) => (Some(format!("fd:{number}")), None),
             NetBackend::Passt { forward } => (None, Some(Passt { forward })),
         };
         Self {
@@ -275,8 +277,18 @@ impl RootDevice {
 
 /// Describes all devices, as parts of `GET /vm/config`, with the root device if it is known.
 pub(crate) fn describe(devices: Devices, root: Option<&RootDevice>) -> Value {
-    let Devices { disks, networks, vsock, rng, rng_limit, balloon, console, on_cmdline, allow_shared: _ } =
-        devices;
+    let Devices {
+        disks,
+        networks,
+        metadata,
+        vsock,
+        rng,
+        rng_limit,
+        balloon,
+        console,
+        on_cmdline,
+        allow_shared: _,
+    } = devices;
     let drive = |disk: DiskConfig| {
         let root = root.filter(|root| root.id == disk.id);
         let partuuid = root.and_then(|root| root.partuuid.clone());
@@ -288,6 +300,9 @@ pub(crate) fn describe(devices: Devices, root: Option<&RootDevice>) -> Value {
         "vsock": vsock.map(Vsock::from),
         "balloon": balloon.map(Balloon::from),
     });
+    if let Some(metadata) = metadata {
+        described["mmds-config"] = json!(MmdsConfig::from(metadata));
+    }
     if rng {
         described["entropy"] = json!(Entropy { rate_limiter: rng_limit });
     }
@@ -324,6 +339,7 @@ mod tests {
     use proptest::prelude::{Strategy, any, prop_assert_eq, prop_compose, prop_oneof, proptest};
     use serde::de::DeserializeOwned;
     use volt_vmm::config::devices::{BalloonConfig, Bucket};
+    use volt_vmm::config::metadata::MetadataConfig;
 
     use super::*;
     use crate::rest::firecracker::names::testing::{files, through_a_body};
@@ -413,6 +429,7 @@ mod tests {
             disks in proptest::collection::vec(disks(), 0..3),
             networks in proptest::collection::vec(networks(), 0..3),
             balloon in proptest::option::of(balloons()),
+            has_metadata: bool,
             cid: Option<u32>,
             rng: bool,
             rng_limit in limits(),
@@ -420,12 +437,14 @@ mod tests {
             has_console: bool,
         ) {
             let socket = || PathBuf::from("/socket").into();
+            let metadata = has_metadata.then(|| MetadataConfig::new(["eth0"]).require_token());
             let vsock = cid.map(|cid| VsockConfig { cid, socket: socket() });
             let console = has_console.then(|| ConsoleConfig { socket: socket() });
             let (allow_shared, rng_limit) = (false, if rng { rng_limit } else { RateLimit::default() });
             let devices = Devices {
                 disks,
                 networks,
+                metadata,
                 vsock,
                 rng,
                 rng_limit,
@@ -449,6 +468,7 @@ mod tests {
         Devices {
             disks: part::<Vec<Drive>>(description, "drives").into_iter().map(DiskConfig::from).collect(),
             networks: networks.into_iter().map(|network| NetConfig::try_from(network).unwrap()).collect(),
+            metadata: part::<Option<MmdsConfig>>(description, "mmds-config").map(MetadataConfig::from),
             vsock: part::<Option<Vsock>>(description, "vsock").map(VsockConfig::from),
             rng: part::<Option<Entropy>>(description, "entropy").is_some(),
             rng_limit: part::<Option<Entropy>>(description, "entropy").unwrap_or_default().rate_limiter,

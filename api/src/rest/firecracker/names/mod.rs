@@ -3,10 +3,15 @@
 
 pub(crate) mod balloon;
 pub(crate) mod config_file;
+pub(crate) mod cpu;
 pub(crate) mod devices;
 pub(crate) mod logger;
 pub(crate) mod machine;
+pub(crate) mod metadata;
+pub(crate) mod metrics;
+pub(crate) mod serial;
 pub(crate) mod snapshot;
+pub(crate) mod static_cpu;
 
 /// Reads a field that Firecracker's clients may send as null.
 fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -23,6 +28,7 @@ pub(crate) const FIELDS: &[(&str, &str)] = &[
     ("memory", "mem_size_mib"),
     ("balloon target_mib", "amount_mib"),
     ("vsock cid", "guest_cid"),
+    ("metadata", "mmds"),
 ];
 
 /// The same of a snapshot's options.

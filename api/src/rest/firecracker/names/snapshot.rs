@@ -124,6 +124,9 @@ fn usually() -> bool {
 pub(crate) struct MemoryBackend {
     backend_type: BackendType,
     backend_path: PathBuf,
+    /// volt-vmm's own: seconds to wait for a handler, instead of the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    patience: Option<u64>,
 }
 
 /// Firecracker's kinds of memory backend.
@@ -133,24 +136,40 @@ enum BackendType {
     Uffd,
 }
 
+/// The place of a snapshot's memory, if it lies apart from the state.
+#[derive(Debug, Default)]
+pub(crate) struct GivenMemory {
+    pub(crate) file: Option<PathBuf>,
+    /// The socket of a memory handler, and seconds to wait for it.
+    pub(crate) handler: Option<PathBuf>,
+    pub(crate) patience: Option<u64>,
+}
+
 impl LoadSnapshot {
-    /// The memory file, unless the snapshot is a directory.
+    /// The memory, unless the snapshot is a directory.
     ///
     /// # Errors
-    /// The memory is named twice, or by a backend that volt-vmm lacks.
-    pub(crate) fn memory(&self) -> Result<Option<PathBuf>, Fault> {
+    /// The memory is named twice, or a file is to be waited for.
+    pub(crate) fn memory(&self) -> Result<GivenMemory, Fault> {
+        let file = |path: &PathBuf| GivenMemory { file: Some(path.clone()), ..GivenMemory::default() };
         match (&self.mem_file_path, &self.mem_backend) {
             // Firecracker's words, which its clients may look for.
             (Some(_), Some(_)) => Err(Fault::refused(
                 "too many fields: either `mem_backend` or `mem_file_path` exclusively is required",
             )),
-            (_, Some(MemoryBackend { backend_type: BackendType::Uffd, .. })) => {
-                Err(Fault::refused("mem_backend: volt-vmm has no backend Uffd; use File"))
+            (Some(path), None) => Ok(file(path)),
+            (None, Some(MemoryBackend { backend_type, backend_path: path, patience })) => {
+                match (backend_type, *patience) {
+                    (BackendType::File, None) => Ok(file(path)),
+                    (BackendType::File, Some(_)) => {
+                        Err(Fault::refused("mem_backend: patience is for the backend Uffd; leave it out"))
+                    }
+                    (BackendType::Uffd, patience) => {
+                        Ok(GivenMemory { handler: Some(path.clone()), patience, file: None })
+                    }
+                }
             }
-            (Some(path), None) | (None, Some(MemoryBackend { backend_path: path, .. })) => {
-                Ok(Some(path.clone()))
-            }
-            (None, None) => Ok(None),
+            (None, None) => Ok(GivenMemory::default()),
         }
     }
 
@@ -161,7 +180,7 @@ impl LoadSnapshot {
 }
 
 /// A tap in place of a network interface's backend: an element of `network_overrides`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NetworkOverride {
     iface_id: String,
@@ -175,9 +194,10 @@ impl From<NetworkOverride> for NetOverride {
 }
 
 /// A path in place of the vsock device's socket: `vsock_override`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VsockSocket {
+    #[schema(value_type = String)]
     uds_path: PathBuf,
 }
 

@@ -9,8 +9,8 @@ use volt_vmm::snapshot::convert;
 use volt_vmm::snapshot::inspect;
 use volt_vmm::snapshot::{Verified, verify};
 
-use super::Outcome;
-use super::packing::{Memory, PackingArgs};
+use crate::cli::packing::{Memory, PackingArgs};
+use crate::cli::{Outcome, complete, snapshot_place};
 use crate::failure::Failure;
 use crate::output::inspection;
 use crate::output::print::print;
@@ -20,7 +20,8 @@ use crate::process::exit::Status;
 /// Print a snapshot's metadata and the layout of its memory file
 #[derive(Debug, Args)]
 pub(crate) struct InspectSnapshot {
-    /// Directory of the snapshot
+    /// Name of the snapshot, or its directory
+    #[arg(value_name = "SNAPSHOT", add = complete::snapshots_and_paths())]
     dir: PathBuf,
 
     /// Omit the list of page ranges
@@ -35,7 +36,8 @@ pub(crate) struct InspectSnapshot {
 /// Verify every checksum of a snapshot; fail at the first damage
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
-    /// Directory of the snapshot
+    /// Name of the snapshot, or its directory
+    #[arg(value_name = "SNAPSHOT", add = complete::snapshots_and_paths())]
     dir: PathBuf,
 
     /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. Repeatable
@@ -46,10 +48,11 @@ pub(crate) struct Verify {
 /// Copy a snapshot, with its memory raw or compressed; the original stays unchanged
 #[derive(Debug, Args)]
 pub(crate) struct Convert {
-    /// Directory of the snapshot
+    /// Name of the snapshot, or its directory
+    #[arg(value_name = "SNAPSHOT", add = complete::snapshots_and_paths())]
     dir: PathBuf,
 
-    /// Directory to create for the copy
+    /// Name of the copy, or the directory to create for it
     #[arg(value_name = "NEW")]
     to: PathBuf,
 
@@ -57,13 +60,17 @@ pub(crate) struct Convert {
     #[arg(long, value_name = "CODEC")]
     compress: Memory,
 
+    /// Print the copy as JSON, as `snapshot inspect --summarized` does
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     packing: PackingArgs,
 }
 
 impl InspectSnapshot {
     pub(crate) fn execute(self) -> Outcome {
-        let (store, name) = Store::split(&self.dir)?;
+        let (store, name) = Store::split(&snapshot_place::existing(&self.dir))?;
         let mut found = inspect(&store, &name)?;
         if self.summarized {
             found.pages.clear();
@@ -75,7 +82,7 @@ impl InspectSnapshot {
 
 impl Verify {
     pub(crate) fn execute(self) -> Outcome {
-        let (store, name) = Store::split(&self.dir)?;
+        let (store, name) = Store::split(&snapshot_place::existing(&self.dir))?;
         let verified =
             progress::with_bar("verifying", |progress| verify(&store, &name, &self.allowed, progress))?;
         let text = match verified {
@@ -93,10 +100,25 @@ impl Verify {
 impl Convert {
     pub(crate) fn execute(self) -> Outcome {
         let packing = self.packing.of(self.compress)?;
-        let ((from_store, from), (to_store, to)) = (Store::split(&self.dir)?, Store::split(&self.to)?);
+        let new = snapshot_place::new_beside(&self.dir, &self.to)?;
+        let ((from_store, from), (to_store, to)) =
+            (Store::split(&snapshot_place::existing(&self.dir))?, Store::split(&new)?);
         progress::with_bar("converting", |progress| {
             convert((&from_store, &from), (&to_store, &to), packing.as_ref(), progress)
         })?;
-        Ok(Status::Success)
+        print_new((&to_store, &to), self.json)
     }
+}
+
+/// Prints a snapshot that was made, if JSON is asked for: its metadata without the list of page ranges.
+///
+/// # Errors
+/// It cannot be read, or a write to standard output failed.
+pub(super) fn print_new((store, name): (&Store, &str), json: bool) -> Outcome {
+    if json {
+        let mut made = inspect(store, name)?;
+        made.pages.clear();
+        print(&made, true, inspection::text)?;
+    }
+    Ok(Status::Success)
 }

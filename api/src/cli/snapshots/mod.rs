@@ -1,22 +1,30 @@
 //! `volt-vmm snapshot`: takes a snapshot of a running VM through its API, or works on the files of snapshots
-//! (`snapshot_files`, `bench`).
+//! (`files`, `stored`, `bench`).
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use volt_vmm::config::devices::DiskConfig;
-use volt_vmm::{Store, snapshot};
+use volt_vmm::{Error, Store, snapshot};
+
+mod files;
+mod stored;
 
 use super::Outcome;
 use super::bench::Bench;
-use super::inspect::VmInfo;
+use super::complete;
 use super::packing::{Memory, PackingArgs};
-use super::snapshot_files::{Convert, InspectSnapshot, Verify};
+use super::snapshot_place;
+use super::vms::inspect::VmInfo;
+use super::vms::target::Target;
 use crate::client;
 use crate::failure::Failure;
+use crate::output::print::print;
 use crate::output::progress;
 use crate::process::exit::Status;
-use crate::rest::{CreateSnapshot, SnapshotType};
+use crate::rest::{Kind, NewSnapshot, Taken};
+use files::{Convert, InspectSnapshot, Verify};
+use stored::{List, PruneSnapshots, Remove};
 
 /// Take a snapshot of a running VM, or work on a snapshot's files
 #[derive(Debug, Args)]
@@ -28,70 +36,95 @@ pub(crate) struct Snapshot {
 #[derive(Debug, Subcommand)]
 enum SnapshotCommand {
     Create(Create),
+    #[command(visible_alias = "list")]
+    Ls(List),
     Inspect(InspectSnapshot),
     Verify(Verify),
     Convert(Convert),
     Merge(Merge),
+    Rm(Remove),
+    Prune(PruneSnapshots),
     Bench(Bench),
 }
 
 /// Merge a diff with its base into a new, independent snapshot
 #[derive(Debug, Args)]
 pub(crate) struct Merge {
-    /// Directory of the diff snapshot
+    /// Name of the diff snapshot, or its directory
+    #[arg(add = complete::snapshots_and_paths())]
     diff: PathBuf,
 
-    /// Directory to create for the new snapshot
+    /// Name of the new snapshot, or the directory to create for it
     #[arg(value_name = "NEW")]
     to: PathBuf,
 
     /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
+
+    /// Print the new snapshot as JSON, as `snapshot inspect --summarized` does
+    #[arg(long)]
+    json: bool,
 }
 
-/// Snapshot the VM behind an API socket into a new directory; the VM goes on
+/// Take a snapshot of a running VM; the VM goes on
+///
+/// Example: volt-vmm snapshot create web warm
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Directory to create for the snapshot; with --memory-file, the state file to write
-    pub(super) dir: PathBuf,
+    /// The VM: its name, the beginning of its id, or the path of its API socket. Then the snapshot: a name,
+    /// or the directory to create; with --memory-file, the state file to write
+    #[arg(
+        value_names = ["VM", "SNAPSHOT"],
+        num_args = 1..=2,
+        required = true,
+        add = complete::vms_and_snapshots(),
+    )]
+    words: Vec<PathBuf>,
+
+    /// Print pause, passes, pages and bytes as JSON
+    #[arg(long)]
+    json: bool,
 
     /// Write the memory to this file, raw. Both files replace those that are there. With --diff, it has the
     /// pages that changed since the VM's last snapshot, and is sparse elsewhere
     #[arg(long, value_name = "FILE")]
-    pub(super) memory_file: Option<PathBuf>,
+    memory_file: Option<PathBuf>,
 
     /// Save only the changes since the snapshot that the VM was restored from, or since its last full
     /// snapshot
     #[arg(long)]
-    pub(super) diff: bool,
+    diff: bool,
 
     /// Drop the guest's page cache first, by inflating the balloon, so that the snapshot is smaller. Needs
     /// --balloon statistics=SECONDS
     #[arg(long)]
-    pub(super) trim: bool,
+    trim: bool,
 
     /// Fail instead of pausing the guest for longer than this. A guest that writes too fast has 10 s to slow
     /// down, and at most 5 pauses that turn out too long [default: no limit]
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(super) max_pause: Option<u64>,
+    max_pause: Option<u64>,
 
-    /// API socket of the VM's volt-vmm
-    #[arg(long, value_name = "SOCKET")]
-    pub(super) api_socket: PathBuf,
+    /// The path of the VM's API socket, in place of the VM
+    #[arg(long, value_name = "SOCKET", hide = true)]
+    api_socket: Option<PathBuf>,
 
     /// Compress the memory: lz4, zstd or zstd:LEVEL (1 to 22); none stores it raw
     #[arg(long, value_name = "CODEC", default_value = "none")]
-    pub(super) compress: Memory,
+    compress: Memory,
 
     #[command(flatten)]
-    pub(super) packing: PackingArgs,
+    packing: PackingArgs,
 }
 
 impl Snapshot {
     pub(crate) fn execute(self) -> Outcome {
         match self.command {
             SnapshotCommand::Create(create) => create.execute(),
+            SnapshotCommand::Ls(list) => list.execute(),
+            SnapshotCommand::Rm(remove) => remove.execute(),
+            SnapshotCommand::Prune(prune) => prune.execute(),
             SnapshotCommand::Inspect(inspect) => inspect.execute(),
             SnapshotCommand::Verify(verify) => verify.execute(),
             SnapshotCommand::Convert(convert) => convert.execute(),
@@ -105,38 +138,57 @@ impl Create {
     /// Makes the command for a full, raw snapshot.
     pub(super) fn of(dir: PathBuf, api_socket: PathBuf) -> Self {
         Self {
-            dir,
+            words: vec![dir],
+            json: false,
             memory_file: None,
             diff: false,
             trim: false,
             max_pause: None,
-            api_socket,
+            api_socket: Some(api_socket),
             compress: Memory::Raw,
             packing: PackingArgs::default(),
         }
     }
 
     pub(crate) fn execute(self) -> Outcome {
+        let (api_socket, place) = self.places()?;
         // The server may have another working directory.
-        let snapshot_path = absolute(&self.dir)?;
-        let mem_file_path = self.memory_file.as_deref().map(absolute).transpose()?;
-        let snapshot_type = self.diff.then_some(SnapshotType::Diff);
+        let path = absolute(&place)?;
+        let memory_path = self.memory_file.as_deref().map(absolute).transpose()?;
+        let kind = if self.diff { Kind::Diff } else { Kind::Full };
         let packing = self.packing.of(self.compress)?;
-        let request = CreateSnapshot {
-            snapshot_path,
-            snapshot_type,
-            mem_file_path,
+        let request = NewSnapshot {
+            path,
+            memory_path,
+            kind,
             compress: packing.map(|packing| packing.compression),
             chunk_size: packing.map(|packing| packing.chunk_len),
             least_saving: packing.map(|packing| packing.least_saving),
             trim: self.trim,
             max_pause_ms: self.max_pause,
         };
-        progress::during("taking the snapshot", || {
-            client::put(&self.api_socket, "/snapshot/create", &request)
+        let taken: Taken = progress::during("taking the snapshot", || {
+            client::post(&api_socket, "/v1/vm/snapshots", &request)
         })?;
-        warn_of_disks_without_layer(&self.api_socket);
+        warn_of_disks_without_layer(&api_socket);
+        print(&taken, self.json, |_| String::new())?;
         Ok(Status::Success)
+    }
+
+    /// The API socket of the VM, and the place of the snapshot.
+    fn places(&self) -> Result<(PathBuf, PathBuf), Failure> {
+        match (&self.words[..], &self.api_socket) {
+            ([place], Some(socket)) => Ok((socket.clone(), place.clone())),
+            ([vm, place], None) => {
+                let vm = Target::find(&vm.to_string_lossy())?.api()?.to_owned();
+                let is_directory = self.memory_file.is_none();
+                Ok((vm, if is_directory { snapshot_place::new(place)? } else { place.clone() }))
+            }
+            _ => {
+                let problem = "give the VM and the snapshot: volt-vmm snapshot create VM SNAPSHOT".into();
+                Err(Error::Config { field: "snapshot", problem }.into())
+            }
+        }
     }
 }
 
@@ -157,10 +209,11 @@ fn warn_of_disks_without_layer(socket: &Path) {
 
 impl Merge {
     fn execute(self) -> Outcome {
-        let (store, name) = Store::split(&self.diff)?;
+        let new = snapshot_place::new_beside(&self.diff, &self.to)?;
+        let (store, name) = Store::split(&snapshot_place::existing(&self.diff))?;
         let diff = volt_vmm::Snapshot::open_allowing(&store, &name, &self.allowed)?;
-        let (to, name) = Store::split(&self.to)?;
+        let (to, name) = Store::split(&new)?;
         progress::with_bar("merging", |progress| snapshot::merge(&diff, &to, &name, progress))?;
-        Ok(Status::Success)
+        files::print_new((&to, &name), self.json)
     }
 }

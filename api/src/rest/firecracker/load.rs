@@ -1,0 +1,42 @@
+//! Firecracker's request to load a snapshot, in volt-vmm's own terms.
+
+use volt_vmm::ChangedImages;
+
+use super::names::snapshot::{GivenMemory, LoadSnapshot, merge_overrides};
+use crate::process::jail;
+use crate::rest::error::Fault;
+use crate::rest::snapshots::SnapshotToRestore;
+
+impl TryFrom<LoadSnapshot> for SnapshotToRestore {
+    type Error = Fault;
+
+    /// # Errors
+    /// The memory is named twice, or a file is to be waited for.
+    fn try_from(request: LoadSnapshot) -> Result<Self, Fault> {
+        let GivenMemory { file, handler, patience } = request.memory()?;
+        // Firecracker's clients move a snapshot from jail to jail. Nothing is in a jail that its owner has
+        // not put there, and nothing leads out of it.
+        let grants_jail = jail::is_around() && (file.is_some() || handler.is_some());
+        Ok(Self {
+            memory_path: file,
+            memory_handler: handler,
+            handler_patience: patience,
+            grants_jail,
+            refuses_huge_pages_of_a_file: true,
+            clock: request.clock_mode(),
+            path: request.snapshot_path,
+            paused: !request.resume_vm,
+            overrides: merge_overrides(request.overrides, request.network_overrides, request.vsock_override),
+            allow_paths: request.allow_paths,
+            allow_shared: request.allow_shared,
+            unpack: request.unpack,
+            pager: request.pager,
+            isolate_base: request.isolate_base,
+            record: request.record,
+            prefetch: request.prefetch,
+            rewindable: request.track_dirty_pages,
+            // Firecracker checks no disk, and its clients expect no refusal.
+            changed_images: ChangedImages::Warn,
+        })
+    }
+}

@@ -1,0 +1,17 @@
+//! Names of the serial port.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use volt_vmm::config::devices::Bucket;
+
+/// `PUT /serial`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Serial {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) serial_out_path: Option<PathBuf>,
+    /// A bucket of bytes. Drives and networks have two buckets in a field of this name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rate_limiter: Option<Bucket>,
+}

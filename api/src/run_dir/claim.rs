@@ -1,0 +1,404 @@
+//! Claims of names: a claim makes the directory of a VM, and a VM's process takes it over.
+//!
+//! ```text
+//!   claim (mkdir, lock, files) ──> the VM's process enters ──> runs ──> keep
+//!      └── failed start: the directory goes
+//! ```
+//!
+//! Claims and removals hold the lock of the root, so two processes never decide about one name at once.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::lock::{self, Part};
+use super::name::VmName;
+use super::record::{NewRecord, Record};
+use super::root::RunRoot;
+use super::vm_dir::{self, VmDir};
+use super::{files, outcome};
+use crate::failure::Failure;
+
+/// Attempts to make up a name that is free.
+const ATTEMPTS: usize = 1000;
+
+/// A claimed name. Dropping it before [`Claim::keep`] removes its directory, unless a VM's process has it.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    root: RunRoot,
+    directory: PathBuf,
+    pub(crate) record: Record,
+    is_kept: bool,
+    /// Says that the VM lives, while it starts.
+    lock: File,
+}
+
+impl RunRoot {
+    /// Claims a name, or makes one up.
+    ///
+    /// # Errors
+    /// A VM has the name, alive or ended; or the host refuses the directory. Then no file is left.
+    pub(crate) fn claim(&self, name: Option<VmName>, new: NewRecord) -> Result<Claim, Failure> {
+        let _lock = self.lock()?;
+        let name = match name {
+            Some(name) => {
+                self.make(&name).map_err(|error| self.taken(&name, &error))?;
+                name
+            }
+            None => self.make_up()?,
+        };
+        let directory = self.path().join(name.as_str());
+        let claimed = fill(&directory, name, new);
+        let (record, lock) = claimed.inspect_err(|_| drop(fs::remove_dir_all(&directory)))?;
+        Ok(Claim { root: self.clone(), directory, record, is_kept: false, lock })
+    }
+
+    fn make_up(&self) -> Result<VmName, Failure> {
+        for _ in 0..ATTEMPTS {
+            let name = VmName::made_up()?;
+            match self.make(&name) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                made => {
+                    made.map_err(|error| self.taken(&name, &error))?;
+                    return Ok(name);
+                }
+            }
+        }
+        Err(Failure::run_dir(self.path(), "all names that are made up are taken; give one (--name NAME)"))
+    }
+
+    /// Makes the directory of a name. A directory that a killed process began is used.
+    fn make(&self, name: &VmName) -> io::Result<()> {
+        let path = self.path().join(name.as_str());
+        let make = || DirBuilder::new().mode(0o700).create(&path);
+        match make() {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && is_abandoned(&path) => {
+                fs::remove_dir_all(&path)?;
+                make()
+            }
+            made => made,
+        }
+    }
+
+    fn taken(&self, name: &VmName, error: &io::Error) -> Failure {
+        if error.kind() != ErrorKind::AlreadyExists {
+            return Failure::run_dir(&self.path().join(name.as_str()), format!("cannot create it: {error}"));
+        }
+        let is_alive = VmDir::open(self, name.as_str()).is_none_or(|vm| vm.is_alive());
+        let (state, cure) = match is_alive {
+            true => ("runs", "choose another name"),
+            false => ("has ended", "remove it (volt-vmm rm NAME), or choose another name"),
+        };
+        Failure::vm(name.as_str(), format!("a VM of this name {state}; {cure}"))
+    }
+
+    /// Removes the directory of an ended VM.
+    ///
+    /// # Errors
+    /// The VM lives, or the host refuses.
+    pub(crate) fn remove(&self, name: &VmName) -> Result<(), Failure> {
+        let _lock = self.lock()?;
+        let directory = self.path().join(name.as_str());
+        if vm_dir::is_held(&directory) {
+            return Err(Failure::vm(name.as_str(), "it runs; stop it first, or use rm --force"));
+        }
+        remove(&directory)
+    }
+
+    /// Waits for the end of a VM, then removes its directory, unless it is another VM's by then. Afterwards
+    /// it is gone, also if another process removed it.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(crate) fn remove_at_end(&self, record: &Record) -> Result<(), Failure> {
+        let is_it = |vm: &VmDir| vm.record.id == record.id;
+        let open = || VmDir::open(self, record.name.as_str()).filter(is_it);
+        let Some(vm) = open() else {
+            // Another process has removed its record, and perhaps not yet the rest.
+            return self.lock().map(drop);
+        };
+        vm.wait()?;
+        let _lock = self.lock()?;
+        match open() {
+            Some(vm) if !vm.is_alive() => remove(&self.path().join(record.name.as_str())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes directories that killed processes claimed for VMs which never started.
+    ///
+    /// # Errors
+    /// The root cannot be read. A directory that cannot be removed stays.
+    pub(crate) fn remove_abandoned(&self) -> Result<(), Failure> {
+        let _lock = self.lock()?;
+        let entries = fs::read_dir(self.path());
+        let entries =
+            entries.map_err(|error| Failure::run_dir(self.path(), format!("cannot list it: {error}")))?;
+        for path in entries.flatten().map(|entry| entry.path()) {
+            // Pagers have directories here too.
+            if path.join(files::LOCK).exists() && is_abandoned(&path) {
+                let _ = remove(&path);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Claim {
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Leaves the removal to the process that made the claim. For the VM's process, which shares the claim.
+    pub(crate) fn leave_removal(&mut self) {
+        self.is_kept = true;
+    }
+
+    /// Leaves the directory to the VM's process. Returns the record as that has it.
+    pub(crate) fn keep(mut self) -> Record {
+        self.is_kept = true;
+        vm_dir::read_record(&self.directory).unwrap_or_else(|| self.record.clone())
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        let _lock = self.root.lock();
+        // A child of a fork may live although its parent was killed before it answered. Another VM may have
+        // the name if the directory was removed meanwhile.
+        let lives = lock::is_held(&self.lock).unwrap_or(true);
+        let is_another = |record: Record| record.id != self.record.id;
+        if !lives && !vm_dir::read_record(&self.directory).is_some_and(is_another) {
+            // A file that stays does not keep the name: no record is left.
+            let _ = remove(&self.directory);
+        }
+    }
+}
+
+/// Removes a directory, its record first: without one it is abandoned.
+fn remove(directory: &Path) -> Result<(), Failure> {
+    let _ = fs::remove_file(directory.join(files::RECORD));
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Failure::run_dir(directory, format!("cannot remove it: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether nothing of a directory is kept for its user, and no process holds its lock: it has no whole
+/// record, or that of a VM which never started or is removed at its end. A record that cannot be read
+/// protects the directory. The root is locked, so no claim is half done.
+fn is_abandoned(directory: &Path) -> bool {
+    let is_directory = fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir());
+    let is_free = match fs::read(directory.join(files::RECORD)) {
+        // A crash of the host can tear it.
+        Ok(_) => {
+            vm_dir::read_record(directory).is_none_or(|record| record.pid.is_none() || record.removed_at_end)
+        }
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    };
+    is_directory && is_free && !vm_dir::is_held(directory)
+}
+
+/// Makes all files of a VM's directory, and locks it. The VM's process opens them before it confines itself.
+fn fill(directory: &Path, name: VmName, new: NewRecord) -> Result<(Record, File), Failure> {
+    let record = Record::begin(name, directory, new)?;
+    let create =
+        |name: &str| File::options().write(true).create_new(true).mode(0o600).open(directory.join(name));
+    let made = || {
+        let lock = create(files::LOCK)?;
+        lock::hold(&lock, Part::Claim)?;
+        for name in files::SERIAL_LOGS.into_iter().chain([files::LOG, files::CONFIG]) {
+            create(name)?;
+        }
+        outcome::reserve(&create(files::OUTCOME)?)?;
+        vm_dir::write_record(directory, &record)?;
+        Ok(lock)
+    };
+    let lock = made().map_err(|error: io::Error| {
+        Failure::run_dir(directory, format!("cannot write its files: {error}"))
+    })?;
+    Ok((record, lock))
+}
+
+/// Takes over a claimed directory for this process. Returns its record and the lock, which is held until the
+/// process ends.
+///
+/// # Errors
+/// Another process has it, or the host refuses.
+pub(crate) fn enter(directory: &Path) -> Result<(Record, File), Failure> {
+    let failed = |error: io::Error| Failure::run_dir(directory, format!("cannot take it over: {error}"));
+    let lock = File::options().read(true).write(true).open(directory.join(files::LOCK)).map_err(failed)?;
+    if !lock::hold(&lock, Part::Life).map_err(failed)? {
+        return Err(Failure::run_dir(directory, "another VM's process has it"));
+    }
+    let missing = || failed(io::Error::from(ErrorKind::NotFound));
+    let mut record = vm_dir::read_record(directory).ok_or_else(missing)?;
+    record.pid = Some(std::process::id());
+    vm_dir::write_record(directory, &record).map_err(failed)?;
+    Ok((record, lock))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+    use crate::run_dir::listing::all;
+    use crate::run_dir::outcome::{Cause, EndOfVm};
+    use crate::run_dir::record::Origin;
+    use crate::run_dir::root::tests::scratch;
+
+    fn claim(root: &RunRoot, name: &str) -> Result<Claim, Failure> {
+        root.claim(Some(name.parse().unwrap()), new())
+    }
+
+    fn new() -> NewRecord {
+        NewRecord::of(Origin::Kernel("/k".to_owned()))
+    }
+
+    #[test]
+    fn claimed_name_is_taken_until_it_is_removed() {
+        let (_dir, root) = scratch();
+        let first = claim(&root, "web").unwrap();
+        let error = claim(&root, "web").unwrap_err().to_string();
+        assert_eq!(error, "VM web: a VM of this name runs; choose another name");
+        assert!(root.remove(&first.record.name).unwrap_err().to_string().contains("it runs"));
+        let name = first.record.name.clone();
+        drop(enter(first.directory()).unwrap());
+        first.keep();
+        let error = claim(&root, "web").unwrap_err().to_string();
+        assert!(error.contains("has ended; remove it (volt-vmm rm NAME)"), "{error}");
+        root.remove(&name).unwrap();
+        assert!(all(&root).unwrap().is_empty());
+        drop(claim(&root, "web").unwrap());
+        assert!(!root.path().join("web").exists(), "a dropped claim leaves nothing");
+    }
+
+    #[test]
+    fn one_of_many_claims_of_a_name_succeeds() {
+        let (_dir, root) = scratch();
+        let begin = Barrier::new(16);
+        let claims: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..16)
+                .map(|_| {
+                    scope.spawn(|| {
+                        begin.wait();
+                        claim(&root, "web")
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(claims.iter().filter(|claim| claim.is_ok()).count(), 1);
+    }
+
+    #[test]
+    fn no_claim_is_lost_when_200_race() {
+        let (_dir, root) = scratch();
+        let claims: Vec<_> = thread::scope(|scope| {
+            let claim = |number| {
+                let name = (number % 2 == 0).then(|| format!("vm-{number}").parse().unwrap());
+                root.claim(name, new()).unwrap()
+            };
+            let threads: Vec<_> = (0..200).map(|number| scope.spawn(move || claim(number))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let found = all(&root).unwrap();
+        assert!(found.len() == 200 && found.iter().all(VmDir::is_alive), "{}", found.len());
+        drop(claims);
+        assert!(all(&root).unwrap().is_empty());
+    }
+
+    #[test]
+    fn dropped_claim_leaves_a_living_vm_and_another_vm_of_the_name() {
+        let (_dir, root) = scratch();
+        let lives = claim(&root, "web").unwrap();
+        let life = enter(lives.directory()).unwrap();
+        drop(lives);
+        assert!(all(&root).unwrap().iter().any(VmDir::is_alive), "its process goes on");
+        drop(life);
+
+        let late = claim(&root, "late").unwrap();
+        fs::remove_dir_all(late.directory()).unwrap();
+        let other = claim(&root, "late").unwrap();
+        drop(late);
+        assert!(other.directory().join(files::RECORD).exists());
+    }
+
+    #[test]
+    fn abandoned_directory_does_not_keep_its_name() {
+        let (_dir, root) = scratch();
+        fs::create_dir(root.path().join("web")).unwrap();
+        fs::write(root.path().join("web/log"), "half").unwrap();
+        assert!(all(&root).unwrap().is_empty());
+        claim(&root, "web").unwrap();
+    }
+
+    #[test]
+    fn claim_of_a_killed_process_keeps_no_name() {
+        let (_dir, root) = scratch();
+        let leave = |name: &str| drop(claim(&root, name).unwrap().keep());
+        leave("web");
+        assert!(all(&root).unwrap().is_empty(), "no VM of this claim has started");
+        drop(claim(&root, "web").unwrap());
+        leave("web");
+        let pagers = root.path().join("group-a");
+        fs::create_dir(&pagers).unwrap();
+        let other = claim(&root, "db").unwrap();
+        root.remove_abandoned().unwrap();
+        assert!(!root.path().join("web").exists());
+        assert!(pagers.exists() && other.directory().exists());
+    }
+
+    #[test]
+    fn directory_that_is_removed_at_the_end_waits_for_its_vm() {
+        let (_dir, root) = scratch();
+        let claim = || {
+            let claimed = NewRecord { removed_at_end: true, ..new() };
+            root.claim(Some("web".parse().unwrap()), claimed)
+        };
+        let first = claim().unwrap();
+        let (record, life) = enter(first.directory()).unwrap();
+        first.keep();
+        let remover = thread::spawn({
+            let (root, record) = (root.clone(), record.clone());
+            move || root.remove_at_end(&record).unwrap()
+        });
+        assert!(claim().is_err() && root.path().join("web").exists());
+        drop(life);
+        remover.join().unwrap();
+        assert!(!root.path().join("web").exists());
+        // Without its remover, an ended one does not keep the name.
+        let second = claim().unwrap();
+        drop(enter(second.directory()).unwrap());
+        second.keep();
+        let third = claim().unwrap();
+        root.remove_at_end(&record).unwrap();
+        assert!(third.directory().exists(), "it is another VM's");
+    }
+
+    #[test]
+    fn vm_lives_as_long_as_the_process_that_entered_it() {
+        let (_dir, root) = scratch();
+        let claim = claim(&root, "web").unwrap();
+        let directory = claim.directory().to_owned();
+        let (record, life) = enter(&directory).unwrap();
+        assert_eq!(record.pid, Some(std::process::id()));
+        assert!(enter(&directory).unwrap_err().to_string().contains("another VM's process"));
+        claim.keep();
+        let vm = VmDir::open(&root, "web").unwrap();
+        assert!(vm.is_alive() && vm.end().is_none());
+        drop(life);
+        assert_eq!((vm.end().unwrap().status, vm.end().unwrap().cause), (137, Cause::Killed));
+        vm.record_end(&EndOfVm::now(0, Cause::Poweroff, "off"));
+        vm.record_end(&EndOfVm::now(1, Cause::Failed, "too late"));
+        assert_eq!(vm.wait().unwrap().cause, Cause::Poweroff);
+    }
+}

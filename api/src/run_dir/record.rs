@@ -1,0 +1,93 @@
+//! The record of a VM: the facts that hold from its start to its end.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use volt_vmm::internal::random_hex;
+
+use super::files;
+use super::name::VmName;
+
+/// Digits of an id.
+const ID_DIGITS: usize = 12;
+
+/// A VM with a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// 12 random hexadecimal digits.
+    pub(crate) id: String,
+    pub(crate) name: VmName,
+    /// Time of the start, RFC 3339 in UTC.
+    pub(crate) created: String,
+    /// The VM's process; that of its keeper if it is strictly confined. Absent until it has started.
+    pub(crate) pid: Option<u32>,
+    pub(crate) api_socket: PathBuf,
+    pub(crate) origin: Origin,
+    /// Whether the directory is removed at the VM's end.
+    #[serde(default)]
+    pub(crate) removed_at_end: bool,
+}
+
+/// The facts that the starting process knows about a VM.
+#[derive(Clone, Debug)]
+pub(crate) struct NewRecord {
+    pub(crate) origin: Origin,
+    /// The VM's API, if it is not in its directory.
+    pub(crate) api_socket: Option<PathBuf>,
+    pub(crate) removed_at_end: bool,
+}
+
+impl NewRecord {
+    /// A VM whose API is in its directory, which stays.
+    pub(crate) fn of(origin: Origin) -> Self {
+        Self { origin, api_socket: None, removed_at_end: false }
+    }
+}
+
+/// The state that a VM started from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Origin {
+    /// A kernel that booted.
+    Kernel(String),
+    /// A snapshot.
+    Snapshot(PathBuf),
+    /// The VM of this name or API socket that was forked.
+    Fork(String),
+}
+
+impl Origin {
+    /// The origin in a table.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Kernel(kernel) => name_of(kernel.as_ref()),
+            Self::Snapshot(path) => format!("snapshot {}", name_of(path)),
+            Self::Fork(parent) => format!("fork of {parent}"),
+        }
+    }
+}
+
+impl Record {
+    /// Begins the record of a VM in `directory`.
+    ///
+    /// # Errors
+    /// The host has no random bytes.
+    pub(super) fn begin(name: VmName, directory: &Path, new: NewRecord) -> volt_vmm::Result<Self> {
+        let NewRecord { origin, api_socket, removed_at_end } = new;
+        let mut id = random_hex()?;
+        id.truncate(ID_DIGITS);
+        let api_socket = api_socket.unwrap_or_else(|| directory.join(files::API));
+        Ok(Self { id, name, created: now(), pid: None, api_socket, origin, removed_at_end })
+    }
+}
+
+/// The last component of a path.
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).display().to_string()
+}
+
+/// The time in RFC 3339, to the second.
+pub(crate) fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}

@@ -1,0 +1,83 @@
+//! Standard output of a client, which waits for its reader without blocking the client.
+//!
+//! Others share the opening of a terminal or a pipe, so its mode stays. The screen opens it once more, and
+//! that opening does not block.
+
+use std::io::{self, stdout};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags, fstat};
+use rustix::io::Errno;
+use rustix::stdio;
+
+/// Bytes that may wait. More is not taken from the console.
+const MOST: usize = 64 << 10;
+/// Bytes that a pipe takes whole if it is ready (pipe(7)).
+const PIECE: usize = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Screen {
+    /// The opening that does not block; absent for other kinds of files, and where the host refuses.
+    own: Option<OwnedFd>,
+    waiting: Vec<u8>,
+}
+
+impl Screen {
+    pub(super) fn open() -> Self {
+        let kind = fstat(stdout()).map(|found| FileType::from_raw_mode(found.st_mode));
+        let stalls = matches!(kind, Ok(FileType::Fifo | FileType::CharacterDevice));
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let open = || rustix::fs::open("/proc/self/fd/1", flags, Mode::empty()).ok();
+        Self { own: stalls.then(open).flatten(), waiting: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting.len() >= MOST
+    }
+
+    pub(super) fn add(&mut self, output: &[u8]) {
+        self.waiting.extend_from_slice(output);
+    }
+
+    /// Writes as much as the reader takes now.
+    ///
+    /// # Errors
+    /// The reader has gone, or the disk is full.
+    pub(super) fn write(&mut self) -> io::Result<()> {
+        while !self.waiting.is_empty() {
+            let piece = &self.waiting[..self.waiting.len().min(PIECE)];
+            let written = match &self.own {
+                Some(own) => rustix::io::write(own, piece),
+                None if self.takes_more() => rustix::io::write(stdio::stdout(), piece),
+                None => return Ok(()),
+            };
+            match written {
+                Ok(count) => drop(self.waiting.drain(..count)),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn takes_more(&self) -> bool {
+        let mut ready = [PollFd::new(self, PollFlags::OUT)];
+        poll(&mut ready, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+    }
+}
+
+impl AsFd for Screen {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.own {
+            Some(own) => own.as_fd(),
+            None => stdio::stdout(),
+        }
+    }
+}
