@@ -8,16 +8,18 @@ use std::process::Command;
 
 const GUEST: &str = "../tests/guests";
 /// The small guest of the tests, beside its entry.
-const SMALL_GUEST: [&str; 11] = [
+const SMALL_GUEST: [&str; 13] = [
     "guest.c",
     "random.c",
     "disk.c",
     "records.c",
     "net.c",
+    "metadata.c",
     "balloon.c",
     "vsock.c",
     "ioapic.c",
     "time.c",
+    "cpu.c",
     "pair.c",
     "generation.c",
 ];
@@ -62,6 +64,7 @@ fn main() {
         |arguments| [&["-idirafter", "/usr/include", "-idirafter", KERNEL_HEADERS][..], arguments].concat();
     let floor = musl(&["-static", "programs/floor.c", "programs/floor_main.c"]);
     compile("musl-gcc", &floor, &out.join("floor-musl"));
+    compile("musl-gcc", &musl(&["-static", "programs/answerer.c"]), &out.join("answerer"));
     let object = out.join("floor.o");
     compile("musl-gcc", &musl(&["-c", "-fPIE", "programs/floor.c"]), &object);
     println!("cargo:rustc-link-arg-benches={}", object.display());

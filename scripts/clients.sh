@@ -8,8 +8,10 @@ usage() {
     cat <<END
 Usage: scripts/clients.sh
 
-Builds go-sdk (Go 1.19 or newer) and volt-fctools (Rust) into target/clients/bin and prints this directory.
-Their dependencies come from the registries of Go's modules and of crates. scripts/test.sh runs it.
+Builds go-sdk (Go 1.19 or newer), go-sdk-main (Go 1.24.11, which Go 1.21 or newer fetches) and volt-fctools
+(Rust) into target/clients/bin, installs schemathesis (Python) there, and prints this directory. All comes
+from the registries of Go's modules, crates and Python's packages, at pinned versions. scripts/test.sh runs
+it.
 
 Environment: CARGO_TARGET_DIR, as for cargo.
 END
@@ -28,6 +30,24 @@ target=$(cd "$target/clients" && pwd)
 # cgo would take glibc's resolver, which no client needs.
 export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -mod=readonly"
 (cd tests/clients/go && go build -o "$target/bin/go-sdk" .) >&2
+# Some distributions do not let Go fetch the version that a module needs.
+export GOTOOLCHAIN=auto
+rm -f "$target/bin/go-sdk-main"
+if grep -qE '^go version go1\.(1[0-9]|20)[ .]' <<<"$(go version)"; then
+    echo "clients: $(go version) cannot build go-sdk-main, which needs Go 1.21 or newer" >&2
+else
+    (cd tests/clients/go && go build -modfile=main.mod -tags sdk_main -o "$target/bin/go-sdk-main" .) >&2
+fi
 cargo build --quiet --locked --manifest-path tests/clients/fctools/Cargo.toml --target-dir "$target" >&2
 ln -sf "$target/x86_64-unknown-linux-musl/debug/volt-fctools" "$target/bin/volt-fctools"
+# The environment has its own path in it, so it is not moved; a changed list makes a new one.
+python=$target/python
+if ! cmp --silent tests/clients/requirements.txt "$python/requirements.txt"; then
+    rm -rf "$python"
+    python3 -m venv "$python" >&2
+    "$python/bin/pip" install --quiet --disable-pip-version-check \
+        --requirement tests/clients/requirements.txt >&2
+    cp tests/clients/requirements.txt "$python/requirements.txt"
+fi
+ln -sf "$python/bin/schemathesis" "$target/bin/schemathesis"
 echo "$target/bin"

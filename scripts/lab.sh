@@ -15,6 +15,9 @@ LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsoc
 # Packages of the lab's own kernel, the preferred first: for virtual machines, then for any machine.
 KERNEL_PACKAGES=(linux-image-cloud-amd64 linux-image-virtual linux-image-amd64 linux-image-generic)
 STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}
+# The processor lacks cx16: QEMU 7.2 computes the flags after CMPXCHG16B from stale state, which sets the trap
+# flag at random. Kernel 6.12 uses that instruction in its allocator; one boot in three crashed.
+CPU=max,-cx16
 MEMORY=2048
 KEPT_MEMORY=3072
 DISK_FREE_MIB=16384
@@ -47,6 +50,8 @@ Options:
   --count-instructions   let the lab's clock count instructions, 2 ns each. Times in the lab then do not
                          depend on the load of this machine. The lab runs slower; the stall limit grows
                          tenfold
+  --cpu MODEL            emulate this processor of QEMU's (default $CPU), with its options. It needs SVM and
+                         nested paging, and must lack cx16. Not for a kept lab
   --level-1 KERNEL       choose the lab's own kernel: stable (the default) is Debian's; backports is the newer
                          one in the backports of this Debian release
   --keep                 run COMMAND in the lab that this checkout keeps; boot that lab first if none runs
@@ -483,15 +488,13 @@ starved() {
 # runnable processes on 2 processors, a lab that was only slow counted as stalled.
 progressed() { progress=$SECONDS starved_then=$(starved "$qemu"); }
 
-# Sets $options to those of QEMU, without the chardev "orders". The processor lacks cx16: QEMU 7.2 computes
-# the flags after CMPXCHG16B from stale state, which sets the trap flag at random. Kernel 6.12 uses that
-# instruction in its allocator; one boot in three crashed.
+# Sets $options to those of QEMU, without the chardev "orders".
 # shellcheck disable=SC2054 # QEMU's options have commas
 qemu_options() {
     local append="console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0"
     append+=" cryptomgr.notests no_timer_check"
     options=(
-        -M q35,accel=tcg "${clock[@]}" -cpu max,-cx16 -smp 1 -m "$memory"
+        -M q35,accel=tcg "${clock[@]}" -cpu "$cpu" -smp 1 -m "$memory"
         -nodefaults -no-user-config -display none -no-reboot
         -kernel "$kernel" -initrd "$initramfs"
         -append "$append"
@@ -623,10 +626,11 @@ clean_up() {
 
 main() {
     local verbose="" item follow="" only="" keep="" owner=$PPID
+    cpu=$CPU
     files=() memory="" seconds=300 outs=() log="" clock=() level_1=stable
     while [ $# -gt 0 ]; do
         case $1 in
-            --file | --out | --log | --time | --memory | --level-1 | --owner)
+            --file | --out | --log | --time | --memory | --cpu | --level-1 | --owner)
                 [ $# -ge 2 ] || fail "$1 needs a value (see --help)"
                 ;;
         esac
@@ -636,6 +640,7 @@ main() {
             --log) log=$2 && shift 2 ;;
             --time) seconds=$2 && shift 2 ;;
             --memory) memory=$2 && shift 2 ;;
+            --cpu) cpu=$2 && shift 2 ;;
             --level-1) level_1=$2 && shift 2 ;;
             --count-instructions)
                 clock=(-icount "shift=1,sleep=off") STALL_LIMIT=$((STALL_LIMIT * 10)) && shift
@@ -655,6 +660,7 @@ main() {
     [ -z "$log" ] || : >"$log" || fail "cannot write $log"
     [[ $level_1 == stable || $level_1 == backports ]] ||
         fail "--level-1 wants stable or backports, not '$level_1'"
+    [ -z "$keep" ] || [ "$cpu" = "$CPU" ] || fail "--cpu is not for a kept lab (--keep)"
     if [ -n "$keep" ]; then
         claim_kept
         end_outdated

@@ -21,9 +21,10 @@ POWER_CUTS=8
 POWER_CUTS_FULL=60
 FORKS_FULL=1000,10000
 # Small cases that the lab runs too, where the small tests run natively: a KVM that is neither kvm_amd nor
-# kvm_intel may ignore TSCs, cannot be loaded again, and does not fail with EFAULT. A host may lack control
-# groups of version 2.
-SMALL_IN_LAB='^(snapshot::tsc|boot::host_features|boot::limits|memory::unreadable)::'
+# kvm_intel may ignore TSCs and CPUID, cannot be loaded again, and does not fail with EFAULT. A host may lack
+# control groups of version 2, and huge pages.
+SMALL_IN_LAB='^(snapshot::tsc|boot::(host_features|cpu_templates|limits|topology)'
+SMALL_IN_LAB+='|memory::(unreadable|huge_pages))::'
 # Modules whose unit tests handle page faults of KVM, which takes root, /dev/userfaultfd or
 # vm.unprivileged_userfaultfd=1.
 USERFAULTFD_TESTS=(
@@ -391,6 +392,7 @@ one_lab() {
             [ -z "$5" ] || export VOLT_PATIENCE=$5
             # Nothing may rely on the size of the pages that guest memory comes in.
             echo "$2" >/sys/kernel/mm/transparent_hugepage/shmem_enabled
+            ! grep -q "memory::huge_pages" /lab/cases || echo 64 >/proc/sys/vm/nr_hugepages
             shift 5
             status=0
             for test in "$@"; do
@@ -408,6 +410,18 @@ one_lab() {
             select(.event == "ended" and .outcome == "failed") | $line' \
             "$results/$name.jsonl.stalled" >"$results/$name-stalled.jsonl"
     return "$status"
+}
+
+# Moves guests between two processors of the lab. Counts as a test.
+cpu_models() {
+    local name=snapshots_move_between_cpu_models_both_ways
+    [ -s "$work/kernel" ] || { result linux "$name" skipped "there is no guest kernel" && return; }
+    if scripts/lab-models.sh "$program" "$(cat "$work/kernel")" "$(cat "$work/initrd")"; then
+        result linux "$name" passed
+    else
+        result linux "$name" failed "scripts/lab-models.sh ended with an error"
+        return 1
+    fi
 }
 
 # Builds the chosen fuzz targets meanwhile, with what the labs leave of the processors.
@@ -673,6 +687,8 @@ main() {
         begin_to_build_fuzz_targets
         stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
     fi
+    # Only the lab has processors of two models, whatever this host's KVM runs.
+    if wants linux; then stage "snapshots between two processors, in the lab" cpu_models; fi
     # Guest memory is shared memory: once, all of it in huge pages, which this host may not give.
     if [ -n "$full" ] && wants small; then
         huge_pages=yes

@@ -8,7 +8,7 @@ const FLAGS: &str = "-O1 -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-pie 
                      -Wl,-T,guest.ld -Wl,--build-id=none -Wl,-z,max-page-size=4096";
 
 /// Sources of the guest: the entry first, then a file for each device's behaviours.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 14] = [
     "entry.S",
     "guest.c",
     "random.c",
@@ -16,10 +16,12 @@ const SOURCES: [&str; 12] = [
     "disk.c",
     "records.c",
     "net.c",
+    "metadata.c",
     "balloon.c",
     "vsock.c",
     "ioapic.c",
     "time.c",
+    "cpu.c",
     "pair.c",
 ];
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use volt_benches::Result;
 use volt_benches::process::Running;
-use volt_benches::shuffle::shuffle;
+use volt_benches::shuffle::Shuffle;
 use volt_benches::stats::Times;
 
 use crate::worker::LoadRequest;
@@ -91,11 +91,10 @@ pub fn run_in_turn(contenders: &mut [Contender], pause: Duration) -> Result<()> 
     }
     let runs = contenders.iter().map(|contender| contender.runs).max().unwrap_or(0);
     let mut order: Vec<usize> = (0..contenders.len()).collect();
-    let half = order.len() / 2;
+    let mut shuffle = Shuffle::default();
     for _ in 0..runs {
         // Not always behind the same one, whose end may still cost time.
-        shuffle(&mut order);
-        order.rotate_left(half);
+        shuffle.next(&mut order);
         for &number in &order {
             contenders[number].run(pause)?;
         }

@@ -23,6 +23,10 @@ answer, by kind of memory | [benchmarks-memory.md](benchmarks-memory.md) |
 | restores, forks and pauses beside those of f290a97, and the cost of checks of files | [benchmarks-compare.md](benchmarks-compare.md) |
 | resources of a thousand VMs on the host | [benchmarks-density.md](benchmarks-density.md) |
 | VMs made and closed, the kernel's irqchip against a split one, which is the default | [benchmarks-irqchip.md](benchmarks-irqchip.md) |
+| the API from exec to its first answer, requests, and restores by Firecracker's requests | [benchmarks-faces.md](benchmarks-faces.md) |
+| commands on many VMs with names | [benchmarks-names.md](benchmarks-names.md) |
+| metrics of many VMs | [benchmarks-metrics.md](benchmarks-metrics.md) |
+| requests to the metadata service | [benchmarks-metadata.md](benchmarks-metadata.md) |
 | virtio devices beside QEMU's, in the lab | [benchmarks-devices-lab.md](benchmarks-devices-lab.md) |
 
 `volt-vmm snapshot bench` measures a snapshot of yours, with the pages that its guest touches.

@@ -1,10 +1,12 @@
 //! Parts that benchmarks share: the programs that they run beside volt-vmm, times, counts and tables.
 
+pub mod api;
 pub mod built;
 pub mod chart;
 pub mod command_line;
 pub mod document;
 pub mod first_byte;
+pub mod forks;
 pub mod guest_memory;
 pub mod host;
 pub mod limits;
@@ -18,6 +20,7 @@ pub mod snapshots;
 pub mod stats;
 pub mod steps;
 pub mod table;
+pub mod turns;
 pub mod wire;
 
 /// An error that ends a benchmark; its text is for the one who runs it.

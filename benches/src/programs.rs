@@ -14,3 +14,5 @@ pub const FLOOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/floor"));
 /// The same on musl, whose start-up does not ask CPUID. Where that leaves for a hypervisor it is the lower
 /// floor.
 pub const FLOOR_MUSL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/floor-musl"));
+/// A static program on musl that listens at a Unix socket and answers every request: `answerer SOCKET`.
+pub const ANSWERER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/answerer"));

@@ -48,6 +48,33 @@ pub fn diff_by_volt_vmm(volt_vmm: &Path, scratch: &Scratch, name: &str, mib: u64
     Ok(dir)
 }
 
+/// One guest, as the command line and as Firecracker's clients snapshot it.
+#[derive(Debug)]
+pub struct BothForms {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The state file of the two files.
+    pub state: PathBuf,
+    /// The memory file of the two files.
+    pub memory: PathBuf,
+}
+
+/// Boots the bench guest with `mib` of memory under `volt_vmm`, and snapshots it into a directory and into
+/// two files.
+///
+/// # Errors
+/// volt-vmm fails.
+pub fn in_both_forms(volt_vmm: &Path, scratch: &Scratch, mib: u64) -> Result<BothForms> {
+    let (vm, socket) = boot(volt_vmm, scratch, mib, &[])?;
+    let [dir, state, memory] = ["directory", "state", "memory"].map(|name| scratch.path(name));
+    create(volt_vmm, &dir, &socket, &[])?;
+    let memory_file = memory.to_str().ok_or("the path of the memory file is no text")?;
+    create(volt_vmm, &state, &socket, &["--memory-file", memory_file])?;
+    drop(vm);
+    let _ = fs::remove_file(socket);
+    Ok(BothForms { dir, state, memory })
+}
+
 /// Boots the bench guest and waits for its API. Returns the API's socket too.
 fn boot(volt_vmm: &Path, scratch: &Scratch, mib: u64, devices: &[String]) -> Result<(Running, PathBuf)> {
     let (kernel, socket) = (scratch.program("chatter", programs::CHATTER)?, scratch.path("volt.sock"));

@@ -11,6 +11,10 @@ use volt_tests::program::binary;
 use volt_tests::scratch::list;
 use volt_tests::{Scratch, needs, output, small_guest, wait_until};
 
+/// The programs of both versions of firecracker-go-sdk.
+pub const GO_CLIENTS: [&str; 2] = ["go-sdk", "go-sdk-main"];
+/// The user of another jail.
+const OTHER: u32 = 61_236;
 /// The hierarchy of version 1 that has cpusets.
 const CPUSET: &str = "/sys/fs/cgroup/cpuset";
 /// Processors of the first NUMA node.
@@ -67,6 +71,15 @@ impl Files {
     }
 }
 
+/// Whether a program is built. One needs a newer Go than some distributions have.
+pub fn has(client: &str) -> bool {
+    let is_built = volt_tests::need::clients_directory().join(client).exists();
+    if !is_built {
+        eprintln!("{client} is not built here: scripts/clients.sh says why");
+    }
+    is_built
+}
+
 /// Processes whose root directory lies in this one.
 fn processes_in(directory: &Path) -> Vec<String> {
     let is_in =
@@ -91,14 +104,25 @@ fn fctools_boots_and_ends_a_vm_in_each_kind_of_jail() {
 #[test]
 fn go_sdk_boots_and_ends_a_vm_in_a_jail() {
     needs!(kvm, root, clients);
-    for seccomp in ["off", "on"] {
+    let clients = GO_CLIENTS.into_iter().filter(|client| has(client));
+    for (client, seccomp) in clients.flat_map(|client| [(client, "off"), (client, "on")]) {
         let files = Files::new();
-        let told = files.run("go-sdk", &["-1"], &[("VOLT_SECCOMP", seccomp), ("VOLT_CGROUP_VERSION", "2")]);
+        let told = files.run(client, &["-1"], &[("VOLT_SECCOMP", seccomp), ("VOLT_CGROUP_VERSION", "2")]);
         let info = format!("info: id={} state=Running pid=", files.id);
-        assert!(told.contains(&info) && told.contains("exit status 143"), "seccomp {seccomp}: {told}");
+        assert!(told.contains(&info) && told.contains("exit status 143"), "{client} {seccomp}: {told}");
         assert!(told.contains("ready\n"), "the jailer's streams are not the guest's: {told}");
         files.are_as_after_a_vm();
     }
+}
+
+#[test]
+fn fctools_loads_the_snapshot_of_a_jail_in_that_of_another_user() {
+    needs!(kvm, root, clients);
+    let files = Files::new();
+    let told = files.run("volt-fctools", &["moved"], &[("VOLT_OTHER_USER", &OTHER.to_string())]);
+    let info = format!("info: id={}-second paused=false\n", files.id);
+    assert!(told.contains(&info) && told.matches("ended: ").count() == 2, "{told}");
+    files.are_as_after_a_vm();
 }
 
 #[test]

@@ -345,7 +345,8 @@ static void echo(void)
         sleep();
 }
 
-/* Fills mib= of memory, and writes zeros to it once a byte is typed. */
+/* Fills mib= of memory, and writes zeros to it once a byte is typed. With again=1, it reads them again and
+   again. */
 static void erase(void)
 {
     u64 pages = option("mib=", 1) << 8;
@@ -358,8 +359,29 @@ static void erase(void)
         for (u64 word = 0; word < PAGE / sizeof(u64); word++)
             ((volatile u64 *)page_at(index))[word] = 0;
     print("erased\n");
-    for (;;)
-        __asm__ volatile("hlt");
+    if (option("again=", 0) == 0)
+        for (;;)
+            __asm__ volatile("hlt");
+    for (u64 pass = 1;; pass++) {
+        for (u64 index = 0; index < pages; index++)
+            if (*(volatile u64 *)page_at(index) != 0)
+                wrong("page", index, *(volatile u64 *)page_at(index));
+        report("read", pass);
+    }
+}
+
+/* Prints lines of 1 KiB without end, each with one instruction. */
+static void babble(void)
+{
+    static u8 line[1024];
+    for (u64 i = 0; i < sizeof line - 1; i++)
+        line[i] = 'x';
+    line[sizeof line - 1] = '\n';
+    for (;;) {
+        void *at = line;
+        u64 times = sizeof line;
+        __asm__ volatile("rep outsb" : "+S"(at), "+c"(times) : "d"(COM1) : "memory");
+    }
 }
 
 void guest_main(struct start_info *info)
@@ -373,9 +395,21 @@ void guest_main(struct start_info *info)
     if (behaviour("hello")) {
         print("hello\n");
         power_off();
+    } else if (behaviour("booted")) {
+        *(volatile unsigned char *)0xc0000000UL = 123;
+        print("booted\n");
+        power_off();
     } else if (behaviour("reboot")) {
         print("rebooting\n");
         outb(0x64, 0xfe);
+    } else if (behaviour("panic")) {
+        print("panicking\n");
+        u8 understood = inb(0x602); /* pvpanic's register: the events that the machine understands */
+        if (understood != 1)
+            wrong("pvpanic", 0x602, understood);
+        outb(0x602, 2); /* a crash that a guest's second kernel examines */
+        outb(0x602, 1); /* a panic */
+        print("went on\n");
     } else if (behaviour("triple-fault")) {
         print("faulting\n");
         triple_fault();
@@ -403,6 +437,8 @@ void guest_main(struct start_info *info)
         echo();
     } else if (behaviour("erase")) {
         erase();
+    } else if (behaviour("babble")) {
+        babble();
     } else if (behaviour("ioapic-registers")) {
         ioapic_registers();
     } else if (behaviour("ioapic-random")) {
@@ -415,6 +451,8 @@ void guest_main(struct start_info *info)
         stopped();
     } else if (behaviour("tsc")) {
         tell_tsc();
+    } else if (behaviour("cpu")) {
+        tell_cpu();
     } else if (behaviour("generation")) {
         tell_generation();
     } else if (behaviour("random")) {
@@ -425,6 +463,8 @@ void guest_main(struct start_info *info)
         disk_churn();
     } else if (behaviour("records")) {
         records();
+    } else if (behaviour("metadata")) {
+        metadata();
     } else if (behaviour("net")) {
         net();
     } else if (behaviour("balloon")) {

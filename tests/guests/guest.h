@@ -11,6 +11,7 @@ void disk(void);
 void disk_churn(void);
 void records(void);
 void net(void);
+void metadata(void);
 void balloon(void);
 void vsock(void);
 void ioapic_registers(void);
@@ -21,6 +22,7 @@ void pair(void);
 void stopped(void);
 void tell_tsc(void);
 void tell_generation(void);
+void tell_cpu(void);
 
 static inline void expect(const char *what, u64 where, u64 found, u64 right)
 {

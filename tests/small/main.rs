@@ -8,9 +8,11 @@ mod api;
 mod boot;
 mod device;
 mod memory;
+mod names;
 mod refused;
 mod snapshot;
 
 fn main() {
+    volt_tests::memory_handler::become_one_if_asked();
     volt_tests::suite("small").main()
 }

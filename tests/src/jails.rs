@@ -20,7 +20,11 @@ pub const ID: &str = "jail-1";
 
 /// A directory of jails, with the files of one jail.
 #[derive(Debug)]
-pub struct Jails(Scratch);
+pub struct Jails {
+    scratch: Scratch,
+    /// The user and the group of the jail.
+    owner: (u32, u32),
+}
 
 impl Jails {
     /// Creates the directory of the jail's root, with the small guest in it.
@@ -30,7 +34,13 @@ impl Jails {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "it makes files")]
     pub fn new() -> Self {
-        let jails = Self(Scratch::new());
+        Self::of(USER, GROUP)
+    }
+
+    /// Creates the same for a jail of this user and group.
+    #[must_use]
+    pub fn of(user: u32, group: u32) -> Self {
+        let jails = Self { scratch: Scratch::new(), owner: (user, group) };
         fs::create_dir_all(jails.root()).expect("make the jail's root");
         fs::copy(small_guest(), jails.root().join("guest.elf")).expect("copy the guest");
         jails
@@ -39,7 +49,7 @@ impl Jails {
     /// Returns the directory of all jails.
     #[must_use]
     pub fn base(&self) -> &Path {
-        self.0.directory()
+        self.scratch.directory()
     }
 
     /// Returns the root directory of the jail.
@@ -58,7 +68,7 @@ impl Jails {
     pub fn give(&self, inside: &str) {
         let mut left = vec![self.path(inside)];
         while let Some(path) = left.pop() {
-            let (user, group) = (Uid::from_raw(USER), Gid::from_raw(GROUP));
+            let (user, group) = (Uid::from_raw(self.owner.0), Gid::from_raw(self.owner.1));
             chownat(CWD, &path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)
                 .expect("change the owner");
             left.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
@@ -77,7 +87,8 @@ impl Jails {
     pub fn jailer(&self, options: &[&str], arguments: &[&str]) -> Command {
         let mut command = Command::new(binary());
         command.args(["jailer", "--id", ID, "--exec-file"]).arg(binary());
-        command.args(["--uid", &USER.to_string(), "--gid", &GROUP.to_string(), "--chroot-base-dir"]);
+        let (user, group) = self.owner;
+        command.args(["--uid", &user.to_string(), "--gid", &group.to_string(), "--chroot-base-dir"]);
         command.arg(self.base()).args(options).arg("--").args(arguments);
         command.env("VOLT_SECRET", "secret");
         command

@@ -52,6 +52,10 @@ pub(crate) struct Launch<'a> {
     pub(crate) syncs: Option<&'a HeldSyncs>,
     /// The faults of its system calls.
     pub(crate) faults: Option<&'a Injector>,
+    /// Variables of its environment.
+    pub(crate) environment: Vec<(&'static str, OsString)>,
+    /// Whether it works in the scratch directory.
+    pub(crate) in_scratch: bool,
 }
 
 impl Launch<'_> {
@@ -59,12 +63,27 @@ impl Launch<'_> {
     pub(crate) fn of(arguments: Vec<OsString>) -> Self {
         let (input, shim) = (Input::Test, KvmShim::new());
         let (namespace, pressure, limit) = (None, None, None);
-        Self { arguments, input, namespace, shim, pressure, limit, syncs: None, faults: None }
+        let environment = Vec::new();
+        Self {
+            arguments,
+            input,
+            namespace,
+            shim,
+            pressure,
+            limit,
+            syncs: None,
+            faults: None,
+            environment,
+            in_scratch: false,
+        }
     }
 
     pub(crate) fn start(self, scratch: Scratch, socket: PathBuf) -> Guest {
         let mut command = Command::new(binary());
-        command.args(&self.arguments).env("TOKEN", SECRET);
+        command.args(&self.arguments).env("TOKEN", SECRET).envs(self.environment);
+        if self.in_scratch {
+            command.current_dir(scratch.directory());
+        }
         if let Some(pressure) = self.pressure {
             pressure.apply(&mut command);
         }
@@ -119,11 +138,22 @@ impl Guest {
     /// Starts a waiting process with these options.
     #[must_use]
     pub fn waiting_with(options: &[&str]) -> Self {
+        Self::waiting_in(options, false)
+    }
+
+    /// As [`Guest::waiting_with`]. Files with relative paths, which requests may have, are the scratch
+    /// directory's.
+    #[must_use]
+    pub fn waiting_in_scratch(options: &[&str]) -> Self {
+        Self::waiting_in(options, true)
+    }
+
+    fn waiting_in(options: &[&str], in_scratch: bool) -> Self {
         let scratch = Scratch::new();
         let socket = scratch.fresh("api");
         let mut arguments = vec!["--api-socket".into(), socket.clone().into()];
         arguments.extend(options.iter().map(Into::into));
-        Launch::of(arguments).start(scratch, socket)
+        Launch { in_scratch, ..Launch::of(arguments) }.start(scratch, socket)
     }
 }
 

@@ -34,6 +34,13 @@ pub fn kvm() -> Option<String> {
     opened.err().map(|error| format!("no /dev/kvm here ({error})"))
 }
 
+/// A KVM under which the instruction CPUID exits to it.
+#[must_use]
+pub fn cpuid() -> Option<String> {
+    let is_pvm = std::path::Path::new("/sys/module/kvm_pvm").exists();
+    is_pvm.then(|| "this host's KVM lets guests execute CPUID themselves (kvm_pvm)".to_owned())
+}
+
 /// The directory of the programs that `scripts/clients.sh` builds.
 #[must_use]
 pub fn clients_directory() -> PathBuf {
@@ -43,8 +50,9 @@ pub fn clients_directory() -> PathBuf {
 /// Programs that use clients of Firecracker.
 #[must_use]
 pub fn clients() -> Option<String> {
-    let missing =
-        ["go-sdk", "volt-fctools"].into_iter().find(|name| !clients_directory().join(name).exists());
+    let missing = ["go-sdk", "volt-fctools", "schemathesis"]
+        .into_iter()
+        .find(|name| !clients_directory().join(name).exists());
     missing.map(|name| format!("no {name} in VOLT_CLIENTS: scripts/clients.sh builds it"))
 }
 
@@ -76,6 +84,17 @@ pub fn page_faults() -> Option<String> {
         || read("/proc/sys/vm/unprivileged_userfaultfd").trim() == "1"
         || File::options().read(true).write(true).open("/dev/userfaultfd").is_ok();
     (!allowed).then(|| "this user may not handle page faults of KVM".to_owned())
+}
+
+/// Free huge pages in the host's pool, as many as a test here needs.
+#[must_use]
+pub fn huge_pages() -> Option<String> {
+    const LEAST: u64 = 48;
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = meminfo.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+    let free = free.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
+    let lack = format!("{free} huge pages are free, and {LEAST} are needed (/proc/sys/vm/nr_hugepages)");
+    (free < LEAST).then_some(lack)
 }
 
 /// A KVM that runs Linux, and this project's Linux to run.
@@ -138,11 +157,33 @@ pub fn network() -> Option<String> {
     opened.err().map(|error| format!("no /dev/net/tun here ({error})"))
 }
 
+/// The program tmux.
+#[must_use]
+pub fn tmux() -> Option<String> {
+    program("tmux", "-V")
+}
+
+/// The program zsh.
+#[must_use]
+pub fn zsh() -> Option<String> {
+    program("zsh", "--version")
+}
+
+/// The program fish.
+#[must_use]
+pub fn fish() -> Option<String> {
+    program("fish", "--version")
+}
+
+fn program(name: &str, version: &str) -> Option<String> {
+    let asked = Command::new(name).arg(version).output();
+    asked.err().map(|error| format!("no {name} here ({error})"))
+}
+
 /// The program passt.
 #[must_use]
 pub fn passt() -> Option<String> {
-    let asked = Command::new("passt").arg("--version").output();
-    asked.err().map(|error| format!("no passt here ({error})"))
+    program("passt", "--version")
 }
 
 /// Loop devices, and the right to make them.

@@ -120,7 +120,28 @@ impl Default for Network {
     }
 }
 
+/// Opens a tap of this name, for VMs that are started with its number: programs inherit it.
+///
+/// # Panics
+/// The host has no taps.
+#[must_use]
+pub fn inherited_tap(name: &str) -> File {
+    let open = || {
+        let tap = open_tap(name)?;
+        rustix::io::fcntl_setfd(&tap, rustix::io::FdFlags::empty())?;
+        Ok::<_, io::Error>(tap)
+    };
+    open().unwrap_or_else(|error| panic!("cannot open tap {name}: {error}"))
+}
+
 fn make_tap(name: &str) -> io::Result<()> {
+    let tap = open_tap(name)?;
+    // SAFETY: TUNSETPERSIST takes a number.
+    let is_kept = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, 1) == 0 };
+    if is_kept { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn open_tap(name: &str) -> io::Result<File> {
     let driver = File::options().read(true).write(true).open("/dev/net/tun")?;
     // SAFETY: a request of zeros is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -128,10 +149,7 @@ fn make_tap(name: &str) -> io::Result<()> {
         *to = from.cast_signed();
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
-    // SAFETY: TUNSETIFF takes an ifreq, which lives through the call, and TUNSETPERSIST a number.
-    let made = unsafe {
-        libc::ioctl(driver.as_raw_fd(), libc::TUNSETIFF, &raw mut request) == 0
-            && libc::ioctl(driver.as_raw_fd(), libc::TUNSETPERSIST, 1) == 0
-    };
-    if made { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: TUNSETIFF takes an ifreq, which lives through the call.
+    let made = unsafe { libc::ioctl(driver.as_raw_fd(), libc::TUNSETIFF, &raw mut request) == 0 };
+    if made { Ok(driver) } else { Err(io::Error::last_os_error()) }
 }

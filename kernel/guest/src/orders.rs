@@ -70,6 +70,12 @@ fn dispatch(name: &str, rest: &str) -> Outcome {
             let (address, gateway) = split(rest);
             streams::configure(interface, address, Some(gateway).filter(|gateway| !gateway.is_empty()))
         }
+        "http" => {
+            let (to, rest) = split(rest);
+            let (method, rest) = split(rest);
+            let (path, field) = split(rest);
+            streams::http(to, method, path, field)
+        }
         "tcp-echo" => streams::tcp_echo(number(rest, "PORT")? as u16),
         "tcp-send" => words(rest).and_then(|[to, kib]| streams::tcp_send(to, number(kib, "KIB")?)),
         "tcp-sink" => words(rest)

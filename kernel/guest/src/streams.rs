@@ -75,6 +75,22 @@ pub(crate) fn tcp_source(port: u16) -> Outcome {
     })
 }
 
+/// `http ADDRESS:PORT METHOD PATH [FIELD]`: sends a request, with a header field `NAME:VALUE`, and prints the
+/// status and the body of the answer.
+pub(crate) fn http(to: &str, method: &str, path: &str, field: &str) -> Outcome {
+    let failed = |error: std::io::Error| format!("{to}: {error}");
+    let mut stream = TcpStream::connect(to).map_err(failed)?;
+    let field = if field.is_empty() { String::new() } else { format!("{field}\r\n") };
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n{field}\r\n");
+    stream.write_all(request.as_bytes()).map_err(failed)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).map_err(failed)?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or("an answer without a head")?;
+    let status = head.split(' ').nth(1).unwrap_or_default();
+    console::line(&format!("http {status} {body}"));
+    Ok(())
+}
+
 /// `net INTERFACE ADDRESS/PREFIX [GATEWAY]`: gives an interface an IPv4 address and brings it up.
 pub(crate) fn configure(interface: &str, address: &str, gateway: Option<&str>) -> Outcome {
     let (ip, prefix) = address.split_once('/').ok_or("wants ADDRESS/PREFIX")?;

@@ -9,8 +9,8 @@ use crate::source::{Modules, modules_of, targets};
 /// A room, and the names of the rooms that it may import. `LEAVES` stands for all leaves.
 type Rooms = [(&'static str, &'static str)];
 
-const LEAVES: &str = "console error holders packets partial paths persist progress run_control sandbox \
-                      sockets sync testing threads timing";
+const LEAVES: &str = "console counters error events holders metadata packets partial paths persist progress \
+                      run_control run_state sandbox sockets sync testing threads timing";
 
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[
@@ -20,21 +20,27 @@ const VMM: &Rooms = &[
     ("snapshot", "machine devices pager kvm memory store config LEAVES"),
     ("machine", "devices kvm memory config LEAVES"),
     ("devices", "kvm memory config LEAVES"),
+    ("cpu", "kvm config error"),
     ("doctor", "kvm error"),
-    ("pager", "memory error packets paths progress sandbox sockets sync threads"),
+    ("pager", "memory counters error packets paths progress sandbox sockets sync threads"),
     ("kvm", "config LEAVES"),
     ("store", "error partial paths"),
-    ("memory", "error paths progress sandbox sync threads timing"),
-    ("config", "error paths"),
+    ("memory", "counters error paths progress sandbox sync threads timing"),
+    ("config", "error metadata paths"),
+    ("metadata", "error sync"),
     ("partial", "error paths"),
     ("persist", "error"),
     ("progress", "error"),
     ("internal", "replay snapshot kvm store config LEAVES devices pager"),
-    ("run_control", "error sync"),
+    ("run_state", ""),
+    ("schemas", "config snapshot"),
+    ("run_control", "error events run_state sync"),
+    ("events", "error run_state sync"),
     ("threads", "error sandbox"),
     ("sandbox", "error partial paths sync"),
     ("paths", "error holders packets sockets sync"),
     ("console", ""),
+    ("counters", ""),
     ("error", ""),
     ("packets", ""),
     ("holders", ""),
@@ -43,15 +49,18 @@ const VMM: &Rooms = &[
     ("timing", ""),
 ];
 const API: &Rooms = &[
-    ("cli", "session client rest process output terminal cures failure threads"),
-    ("session", "rest process output terminal cures failure threads"),
+    ("cli", "session client rest process output run_dir serial terminal cures descriptors failure threads"),
+    ("session", "rest process output run_dir serial terminal cures failure threads"),
     ("client", "rest cures failure"),
     ("rest", "process cures failure threads"),
-    ("process", "terminal failure fatal_signals threads"),
-    ("output", "failure threads"),
+    ("process", "run_dir serial terminal descriptors failure fatal_signals threads"),
+    ("output", "run_dir failure threads"),
+    ("run_dir", "descriptors failure"),
+    ("serial", "failure threads"),
     ("terminal", "failure fatal_signals threads"),
     ("cures", "failure"),
     ("threads", "failure"),
+    ("descriptors", ""),
     ("failure", ""),
     ("fatal_signals", ""),
 ];

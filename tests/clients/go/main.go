@@ -1,10 +1,14 @@
 // Boots a VM in a jail with firecracker-go-sdk, watches it work and ends it, by the module's own means alone.
 // tests/clients/main.rs starts it.
 //
-// An argument is the NUMA node whose processors and memory the jail gets, or -1. With "snapshot" in its
-// place, the VM has no jail, and another one runs from its snapshot (snapshot.go). Environment: VOLT_VMM,
-// VOLT_JAILER, VOLT_BASE (directory of jails), VOLT_ID, VOLT_USER, VOLT_GROUP, VOLT_KERNEL, VOLT_BOOT_ARGS,
-// VOLT_CGROUP_VERSION, VOLT_SECCOMP (on or off) and VOLT_DISK, to which the guest writes.
+// An argument is the NUMA node whose processors and memory the jail gets, or -1. With a word of `acts` in its
+// place, the VM has no jail (snapshot.go, devices.go). Environment: VOLT_VMM, VOLT_JAILER, VOLT_BASE
+// (directory of jails), VOLT_ID, VOLT_USER, VOLT_GROUP, VOLT_KERNEL, VOLT_BOOT_ARGS, VOLT_CGROUP_VERSION,
+// VOLT_SECCOMP (on or off), VOLT_DISK, to which the guest writes, VOLT_TAP, VOLT_BACKEND and
+// VOLT_BACKEND_PATH.
+//
+// go.mod has the module's version 1.0.0. main.mod has its main branch, for `go build -modfile=main.mod -tags
+// sdk_main`.
 package main
 
 import (
@@ -23,6 +27,11 @@ import (
 
 // Longest wait.
 const patience = 60 * time.Second
+
+var acts = map[string]func(context.Context) error{
+	"snapshot": snapshot, "take": takeSnapshot, "load": loadSnapshot, "handlers": customHandlers,
+	"drives": drives, "metadata": metadata, "vsock": sockets, "balloon": balloon,
+}
 
 func number(name string) *int {
 	found, err := strconv.Atoi(os.Getenv(name))
@@ -70,18 +79,22 @@ func configuration(node int) firecracker.Config {
 	}
 }
 
-// Waits until the first sector of the guest's disk is as wanted.
-func waitForDisk(isAsWanted func([]byte) bool) error {
+// Waits until a condition holds.
+func await(what string, holds func() (bool, error)) error {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		content, err := os.ReadFile(os.Getenv("VOLT_DISK"))
-		if err != nil {
+		if found, err := holds(); found || err != nil {
 			return err
 		}
-		if isAsWanted(content[:512]) {
-			return nil
-		}
 	}
-	return errors.New("the guest writes nothing to its disk")
+	return fmt.Errorf("waited %v in vain for %s", patience, what)
+}
+
+// Waits until the first sector of the guest's disk is as wanted.
+func waitForDisk(isAsWanted func([]byte) bool) error {
+	return await("writes of the guest to its disk", func() (bool, error) {
+		content, err := os.ReadFile(os.Getenv("VOLT_DISK"))
+		return err == nil && isAsWanted(content[:512]), err
+	})
 }
 
 // Waits until the guest has written to its disk.
@@ -120,14 +133,14 @@ func run(ctx context.Context, machine *firecracker.Machine) error {
 func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if len(os.Args) > 1 && os.Args[1] == "snapshot" {
-		if err := snapshot(ctx); err != nil {
-			fail(err)
-		}
-		return
-	}
 	node := -1
 	if len(os.Args) > 1 {
+		if act, found := acts[os.Args[1]]; found {
+			if err := act(ctx); err != nil {
+				fail(err)
+			}
+			return
+		}
 		found, err := strconv.Atoi(os.Args[1])
 		if err != nil {
 			fail(err)

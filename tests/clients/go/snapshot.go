@@ -11,14 +11,21 @@ import (
 	firecracker "github.com/firecracker-microvm/firecracker-go-sdk"
 )
 
-// A machine without a jail, whose socket and log lie in VOLT_BASE.
-func plain(ctx context.Context, name string, options ...firecracker.Opt) (*firecracker.Machine, error) {
+// The configuration of a machine without a jail, whose socket, log and metrics lie in VOLT_BASE.
+func plainConfiguration(name string) firecracker.Config {
 	config := configuration(-1)
 	config.JailerCfg = nil
 	config.VMID = name
 	config.SocketPath = filepath.Join(os.Getenv("VOLT_BASE"), name+".sock")
 	config.LogPath = filepath.Join(os.Getenv("VOLT_BASE"), name+".log")
 	config.LogLevel = "Debug"
+	config.MetricsPath = filepath.Join(os.Getenv("VOLT_BASE"), name+".metrics")
+	return config
+}
+
+// A machine without a jail.
+func plain(ctx context.Context, name string, options ...firecracker.Opt) (*firecracker.Machine, error) {
+	config := plainConfiguration(name)
 	command := firecracker.VMCommandBuilder{}.
 		WithBin(os.Getenv("VOLT_VMM")).
 		WithSocketPath(config.SocketPath).
@@ -47,10 +54,21 @@ func end(ctx context.Context, machine *firecracker.Machine) error {
 	return nil
 }
 
+// The memory file and the state file of a snapshot.
+func snapshotFiles() (string, string) {
+	directory := os.Getenv("VOLT_BASE")
+	return filepath.Join(directory, "memory"), filepath.Join(directory, "state")
+}
+
 // Snapshots a VM, and runs another one from the snapshot.
 func snapshot(ctx context.Context) error {
-	directory := os.Getenv("VOLT_BASE")
-	memory, state := filepath.Join(directory, "memory"), filepath.Join(directory, "state")
+	if err := takeSnapshot(ctx); err != nil {
+		return err
+	}
+	return loadSnapshot(ctx)
+}
+
+func takeSnapshot(ctx context.Context) error {
 	first, err := plain(ctx, "first")
 	if err != nil {
 		return err
@@ -75,14 +93,17 @@ func snapshot(ctx context.Context) error {
 	if err := first.PauseVM(ctx); err != nil {
 		return err
 	}
+	memory, state := snapshotFiles()
 	if err := first.CreateSnapshot(ctx, memory, state); err != nil {
 		return err
 	}
-	if err := end(ctx, first); err != nil {
-		return err
-	}
+	return end(ctx, first)
+}
+
+func loadSnapshot(ctx context.Context) error {
+	memory, state := snapshotFiles()
 	resumed := func(config *firecracker.SnapshotConfig) { config.ResumeVM = true }
-	second, err := plain(ctx, "second", firecracker.WithSnapshot(memory, state, resumed))
+	second, err := plain(ctx, "second", withMemory(memory, state, resumed))
 	if err != nil {
 		return err
 	}

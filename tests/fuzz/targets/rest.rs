@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use volt_fuzz::edit::{Edit, edited};
 use volt_vmm::config::devices::{BalloonConfig, DiskConfig, NetConfig, VsockConfig};
-use volt_vmm::{BootConfig, VmConfig};
+use volt_vmm::{BootConfig, CpuTemplate, VmConfig};
 
 // The API is a program, not a library: its files are compiled into this one, with all that they import.
 #[allow(dead_code, unused_imports)]
@@ -44,9 +44,12 @@ mod rest {
 
 use names::balloon::{Balloon, HintingStart, StatisticsChange};
 use names::config_file::ConfigFile;
+use names::cpu::CpuConfig;
 use names::devices as device;
 use names::logger::Logger;
 use names::machine::{Action, BootSource, Machine, MachineChange, SetState};
+use names::metrics::MetricsFile;
+use names::serial::Serial;
 use names::snapshot::{CreateSnapshot, LoadSnapshot, merge_overrides};
 
 const LIMITER: &str =
@@ -81,7 +84,7 @@ where
 fuzz_target!(|input: Input| {
     let Input { body: kind, any, edits } = input;
     let with = |seed: &str, edits| any.clone().unwrap_or_else(|| edited(seed, edits));
-    match kind % 17 {
+    match kind % 20 {
         0 => {
             let seed =
                 r#"{"drive_id": "a", "path_on_host": "/a", "is_root_device": false, "rate_limiter": R}"#;
@@ -104,6 +107,9 @@ fuzz_target!(|input: Input| {
         5 => {
             let seed = r#"{"vcpu_count": 2, "mem_size_mib": 64, "smt": false, "irqchip": "split"}"#;
             let Ok(change) = serde_json::from_str::<MachineChange>(&with(seed, edits)) else { return };
+            if let Err(fault) = change.apply_to_cpu(&mut None) {
+                assert!(!fault.0.is_empty());
+            }
             match change.apply(Machine::default()) {
                 Ok(machine) => machine
                     .config(body(r#"{"kernel_image_path": "/k"}"#).expect("a body"))
@@ -162,6 +168,10 @@ fuzz_target!(|input: Input| {
             let _ = body::<Logger>(&with(seed, edits));
         }
         15 => {
+            let seed = r#"{"serial_out_path": "/s", "rate_limiter": {"size": 1, "refill_time": 1}}"#;
+            let _ = body::<Serial>(&with(seed, edits));
+        }
+        16 => {
             let seed = r#"{"boot-source": {"kernel_image_path": "/k"}, "drives": [{"drive_id": "a",
                 "path_on_host": "/a", "is_root_device": true, "partuuid": "7", "io_engine": null}],
                 "machine-config": {"vcpu_count": 1, "mem_size_mib": 64}, "vsock": null, "pmem": []}"#;
@@ -169,6 +179,15 @@ fuzz_target!(|input: Input| {
             if let Err(fault) = file.refuse_unsupported() {
                 assert!(!fault.0.is_empty());
             }
+        }
+        17 => drop(body::<MetricsFile>(&with(r#"{"metrics_path": "/m"}"#, edits))),
+        18 => {
+            let seed = r#"{"kvm_capabilities": ["55", "!56"], "cpuid_modifiers": [{"leaf": "0x7", "subleaf":
+                "0b0", "flags": 1, "modifiers": [{"register": "ebx", "bitmap": "0b01x_10x"}]}],
+                "msr_modifiers": [{"addr": "0x10a", "bitmap": "0b0x1"}]}"#;
+            let Some(config) = body::<CpuConfig>(&with(seed, edits)) else { return };
+            let Ok(template) = CpuTemplate::try_from(config) else { return };
+            assert_eq!(CpuTemplate::try_from(CpuConfig::from(&template)).ok(), Some(template));
         }
         _ => {
             let _ = body::<device::Entropy>(&with("{}", edits));

@@ -28,9 +28,20 @@ fn triple_fault_ends_with_status_4() {
 }
 
 #[test]
-fn panic_ends_with_status_3() {
+fn panic_ends_with_status_7_after_its_messages_and_is_told_from_a_reboot() {
     needs!(linux);
-    assert_eq!(status_after("panic"), 3);
+    // With 0, Linux would hang afterwards.
+    for words in ["panic=-1", "panic=0"] {
+        let mut guest = Boot::linux().cmdline_words(words).start();
+        guest.wait_until_ready();
+        let restored = guest.snapshot().restore();
+        for mut guest in [guest, restored] {
+            guest.order("panic");
+            let ended = guest.wait_exit();
+            assert_eq!(ended.status, 7, "{words}");
+            assert!(ended.stdout.contains("Kernel panic - not syncing"), "{words}: {ended:?}");
+        }
+    }
 }
 
 #[test]
@@ -54,6 +65,26 @@ fn power_button_ends_linux_also_after_a_restore() {
             let press = r#"{"action_type":"SendCtrlAltDel"}"#;
             assert_eq!(guest.ask("PUT", "/actions", press), (204, String::new()), "{irqchip}");
             assert_eq!(guest.wait_exit().status, 0, "{irqchip}");
+        }
+    }
+}
+
+/// Debian's kernel drives the keyboard, which it finds through ACPI, or at its ports without ACPI. Linux
+/// restarts at the keys, for no program has asked it not to.
+#[test]
+fn ctrl_alt_del_restarts_a_kernel_that_drives_the_keyboard() {
+    needs!(stock_kernel);
+    let keys = r#"{"action_type":"SendCtrlAltDel"}"#;
+    let firecrackers = "i8042.noaux i8042.nomux i8042.dumbkbd";
+    for (irqchip, words) in [("split", ""), ("split", firecrackers), ("kernel", ""), ("kernel", "acpi=off")] {
+        let boot = Boot::linux_of("VOLT_STOCK_KERNEL").memory("512M").irqchip(irqchip).cmdline_words(words);
+        let mut guest = boot.start();
+        guest.wait_until_ready();
+        let snapshot = guest.snapshot();
+        let restored = snapshot.restore();
+        for mut guest in [guest, restored] {
+            assert_eq!(guest.ask("PUT", "/actions", keys), (204, String::new()), "{irqchip} {words}");
+            assert_eq!(guest.wait_exit().status, 3, "{irqchip} {words}");
         }
     }
 }

@@ -8,6 +8,7 @@ mod disk_failing;
 pub mod images;
 mod irqchip;
 mod limits;
+mod metadata;
 mod net;
 mod rng;
 mod timers;

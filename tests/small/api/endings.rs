@@ -17,6 +17,13 @@ fn reboot_ends_with_status_3() {
 }
 
 #[test]
+fn panic_ends_with_status_7() {
+    needs!(kvm);
+    let ended = Guest::boot("panic").wait_exit();
+    assert_eq!((ended.status, ended.stdout.as_str()), (7, "panicking\n"));
+}
+
+#[test]
 fn triple_fault_ends_with_status_4() {
     needs!(kvm);
     let ended = Guest::boot("triple-fault").wait_exit();

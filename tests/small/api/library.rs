@@ -349,16 +349,20 @@ fn dropped_vm_leaves_no_thread() {
 #[test]
 fn vm_reports_how_its_guest_ended() {
     needs!(kvm);
-    for (cmdline, ending) in
-        [("hello", Ending::Poweroff), ("reboot", Ending::Reboot), ("triple-fault", Ending::TripleFault)]
-    {
+    for (cmdline, ending) in [
+        ("hello", Ending::Poweroff),
+        ("reboot", Ending::Reboot),
+        ("panic", Ending::Panicked),
+        ("triple-fault", Ending::TripleFault),
+    ] {
         let vm = Vm::builder().kernel(small_guest()).cmdline(cmdline).start().unwrap();
         assert_eq!(limited("the VM ends", || vm.wait_ending()).unwrap(), ending);
         assert_eq!(vm.state(), RunState::Ended);
         let again = vm.resume().unwrap_err().to_string();
         assert!(again.contains("has ended"), "{again}");
         assert!(vm.snapshot(&store(&Scratch::new()), "late").is_err());
-        assert_eq!(limited("the VM ends", || vm.wait()).is_err(), ending == Ending::TripleFault);
+        let is_crash = matches!(ending, Ending::Panicked | Ending::TripleFault);
+        assert_eq!(limited("the VM ends", || vm.wait()).is_err(), is_crash);
     }
 }
 

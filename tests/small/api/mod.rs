@@ -5,5 +5,8 @@ mod examples;
 mod golden;
 mod golden_answers;
 mod library;
+mod logging;
 mod messages;
+mod metrics;
+mod native;
 mod terminal;

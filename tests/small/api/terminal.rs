@@ -43,7 +43,7 @@ fn control_c_goes_to_the_guest() {
 #[test]
 fn ended_guest_leaves_the_terminal_reset() {
     needs!(kvm);
-    for (behaviour, status) in [("hello", 0), ("reboot", 3), ("triple-fault", 4)] {
+    for (behaviour, status) in [("hello", 0), ("reboot", 3), ("panic", 7), ("triple-fault", 4)] {
         let terminal = Terminal::open();
         let found = terminal.modes();
         assert_eq!(boot(&terminal, behaviour).wait_exit().status, status);

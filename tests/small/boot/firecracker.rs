@@ -35,12 +35,36 @@ fn reboot_is_a_success_only_by_firecrackers_command_line() {
     let file = configuration(&scratch, "reboot");
     let boots = run(&["--no-api", "--config-file"], &file);
     assert_eq!(boots.status, 0, "{boots:?}");
+    // Firecracker's guests end by a reboot after a panic, too.
+    let panics = run(&["--no-api", "--config-file"], &configuration(&scratch, "panic"));
+    assert_eq!(panics.status, 0, "{panics:?}");
     // The same guest by volt-vmm's own command line.
     let reboots = run(&["run", "--config-file"], &file);
     assert_eq!(reboots.status, 3, "{reboots:?}");
     // Another end is what it is.
     let crashes = run(&["--no-api", "--config-file"], &configuration(&scratch, "triple-fault"));
     assert_eq!(crashes.status, 4, "{crashes:?}");
+}
+
+#[test]
+fn boot_timer_logs_one_line_of_a_guest_that_has_booted() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let (file, log) = (configuration(&scratch, "booted"), scratch.fresh("log"));
+    let log_path = log.to_str().unwrap();
+    let lines = |words: &[&str]| {
+        fs::write(&log, "").unwrap();
+        let ended = run(&[&["--no-api", "--log-path", log_path], words, &["--config-file"]].concat(), &file);
+        assert!(ended.status == 0 && ended.stdout.contains("booted"), "{ended:?}");
+        let text = fs::read_to_string(&log).unwrap();
+        text.lines().filter(|line| line.contains("Guest-boot-time = ")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let timed = lines(&["--boot-timer"]);
+    let [line] = &timed[..] else { panic!("{timed:?}") };
+    let took: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+    let [us, ms, cpu_us, cpu_ms] = took[..] else { panic!("{line}") };
+    assert!(us > 0 && us / 1000 == ms && cpu_us > 0 && cpu_us / 1000 == cpu_ms, "{line}");
+    assert_eq!(lines(&[]), [""; 0], "without the timer");
 }
 
 #[test]

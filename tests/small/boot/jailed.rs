@@ -60,7 +60,8 @@ fn jailed_guest_runs_as_another_user_in_a_root_of_its_own() {
     let copy = fs::metadata(jails.root().join(&name)).unwrap();
     assert_eq!((copy.uid(), copy.mode() & 0o7777), (0, 0o755));
     assert_ne!(copy.ino(), fs::metadata(binary()).unwrap().ino());
-    assert_eq!(fs::read(format!("/proc/{pid}/environ")).unwrap(), b"");
+    let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
+    assert_eq!(environment, format!("VOLT_VMM_JAIL={USER}\0"));
     assert_ne!(namespace(pid, "mnt"), namespace(std::process::id(), "mnt"));
     assert_eq!(namespace(pid, "pid"), namespace(std::process::id(), "pid"));
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();

@@ -10,6 +10,7 @@ mod layer_size;
 mod layers_bound;
 mod layers_copied;
 mod layers_kept;
+mod metadata;
 mod net;
 mod random;
 mod timers;

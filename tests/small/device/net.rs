@@ -1,9 +1,10 @@
 //! A small guest polls for Ethernet frames and answers them. Each clone does so on its own tap.
 
+use std::os::fd::AsRawFd;
 use std::sync::mpsc::{TryRecvError, channel};
 
 use volt_tests::wire::KIND;
-use volt_tests::{Boot, Guest, Wire, needs};
+use volt_tests::{Boot, Guest, Wire, inherited_tap, needs};
 
 const HEADER: usize = 14;
 const SHORTEST: usize = 60;
@@ -82,6 +83,23 @@ fn frames_of_all_lengths_come_in_order_and_are_answered() {
         while guest.next_number("frame") < 2 + lengths.len() as u64 {}
         assert!(!guest.output().contains("WRONG"), "{}", guest.output());
     }
+}
+
+#[test]
+fn guest_answers_on_a_tap_that_the_vm_inherits_also_after_a_restore() {
+    needs!(kvm, network);
+    let name = tap("fd");
+    let inherited = inherited_tap(&name);
+    let network = format!("id=eth0,tap=fd:{}", inherited.as_raw_fd());
+    let mut guest = Boot::small("net").device(["--net", &network]).start();
+    guest.wait_for("ready");
+    let wire = Wire::of(&name);
+    exchange(&wire, 1, &[SHORTEST, LONGEST], usize::MAX);
+    let snapshot = guest.snapshot();
+    guest.kill();
+    let clone = snapshot.restore_as(&["--net", &network]);
+    exchange(&wire, 2, &[SHORTEST, LONGEST], usize::MAX);
+    assert!(!clone.output().contains("WRONG"), "{}", clone.output());
 }
 
 #[test]

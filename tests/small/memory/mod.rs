@@ -1,6 +1,10 @@
-//! Guest memory: filled on access in the process or by a shared pager, copied for one VM, and damaged.
+//! Guest memory: filled on access in the process, by a shared pager or by a memory handler, copied for one
+//! VM, in huge pages, and damaged.
 
 mod changed_memory;
+mod handled;
+mod handler_failures;
+mod huge_pages;
 mod isolated;
 mod large_base;
 mod lazy;

@@ -101,7 +101,7 @@ fn hostile_pager_client_cannot_affect_other_groups() {
     let name = names.iter().find(|name| !name.ends_with(".lock")).expect("a socket");
     let socket = connect(&group.join(name));
     let len = 64_u64 << 20;
-    let base = ask_for_base(&socket, &format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#), None);
+    let base = ask_for_base(&socket, &format!(r#"{{"Base":{{"version":4,"memory_len":{len}}}}}"#), None);
     let groups = [&[][..], &["--pager-group", "other"]];
     let mut early = groups.map(|options| shared.restore(options));
     for poison in POISONS {
@@ -132,7 +132,7 @@ fn memory_of_a_client_is_given_to_no_other() {
     let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
     let brought = File::from(rustix::fs::memfd_create("volt-ram", flags).unwrap());
     brought.set_len(len).unwrap();
-    let ask = format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#);
+    let ask = format!(r#"{{"Base":{{"version":4,"memory_len":{len}}}}}"#);
     let base = ask_for_base(&socket, &ask, Some(brought.as_fd()));
     for poison in POISONS {
         poison.spoil(&base, len);
@@ -150,13 +150,13 @@ fn hostile_pager_client_cannot_affect_others() {
     assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // the guest has its pager
     let connect = || connect(&shared.socket());
     let len = 64_u64 << 20;
-    let base = format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#);
+    let base = format!(r#"{{"Base":{{"version":4,"memory_len":{len}}}}}"#);
     let file = File::open("/proc/self/exe").unwrap();
     for (asks, answer) in [
         (vec!["rubbish".to_owned()], r#"{"Refused":"expected value"#),
         (vec!["x".repeat(4000)], r#"{"Refused":"expected value"#),
-        (vec![r#"{"Base":{"version":1,"memory_len":1}}"#.to_owned()], "version 3"),
-        (vec![r#"{"Base":{"version":3,"memory_len":4096}}"#.to_owned()], ", not 4096"),
+        (vec![r#"{"Base":{"version":1,"memory_len":1}}"#.to_owned()], "version 4"),
+        (vec![r#"{"Base":{"version":4,"memory_len":4096}}"#.to_owned()], ", not 4096"),
         (vec![format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "has not asked for a base"),
         (vec![r#""Complete""#.to_owned()], "gone"),
         (vec![r#""Prefetch""#.to_owned()], "gone"),

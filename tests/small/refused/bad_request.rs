@@ -16,7 +16,7 @@ fn unknown_paths_methods_fields_and_values_are_refused() {
         ("DELETE", "/", "", 400, "path: DELETE /."),
         ("GET", "/snapshot/create", "", 400, "path: GET /snapshot/create."),
         ("GET", "/v1/nowhere", "", 404, "no such path: /v1/nowhere"),
-        ("DELETE", "/v1/vm", "", 405, "DELETE is not allowed on /v1/vm"),
+        ("POST", "/v1/vm", "{}", 405, "POST is not allowed on /v1/vm"),
         ("PATCH", "/vm", r#"{"state":"Paused","now":true}"#, 400, "unknown field `now`"),
         ("PATCH", "/vm", r#"{"state":"Asleep"}"#, 400, "unknown variant `Asleep`"),
         ("PATCH", "/vm", r#"{"state":"#, 400, "EOF"),

@@ -62,7 +62,7 @@ fn goes_on(mut guest: Guest) {
 /// Runs `volt-vmm` as a user with the key in this directory.
 fn as_user_of(data: &Path, arguments: &[&str]) -> Outcome {
     let mut command = Command::new(binary());
-    Outcome::of_command(command.args(arguments).env("XDG_DATA_HOME", data))
+    Outcome::of_command(command.args(arguments).env("VOLT_DATA_DIR", data))
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn snapshot_of_another_user_or_without_a_mark_needs_grants() {
     assert_eq!(again.state().get("mark"), None);
     again.try_restore().refused(&["disk root", "its state.json has no mark that proves its author"]);
     // A key that others know proves nothing.
-    let key = data.join("volt-vmm/snapshot.key");
+    let key = data.join("snapshot.key");
     fs::create_dir_all(key.parent().unwrap()).unwrap();
     fs::write(&key, [7; 32]).unwrap();
     restore(&["snapshot.key cannot be used", "mode 0600"]);

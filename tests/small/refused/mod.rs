@@ -1,5 +1,6 @@
 //! Bad hosts, options, requests and files: an error names the cause, and no running guest is affected.
 
+mod bad_cpu_template;
 mod bad_host;
 mod bad_kernel;
 mod bad_machine;
@@ -9,4 +10,6 @@ mod bad_request;
 mod bad_state;
 mod forged;
 mod granted;
+mod matrix;
+mod rude_clients;
 mod shared;

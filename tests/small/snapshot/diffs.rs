@@ -157,7 +157,7 @@ fn diff_without_its_base_is_refused() {
     needs!(kvm);
     let guest = counting(4);
     let nowhere = guest.scratch().fresh("first");
-    guest.try_snapshot_as(&nowhere, &["--diff"]).refused(&["snapshot_type", "take a full snapshot first"]);
+    guest.try_snapshot_as(&nowhere, &["--diff"]).refused(&["kind", "take a full snapshot first"]);
     assert!(!nowhere.exists());
     let (base, other) = (guest.snapshot(), counting(3).snapshot());
     let diff = base.restore_as(&["--paused"]).snapshot_as(&["--diff"]);

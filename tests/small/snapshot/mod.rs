@@ -16,7 +16,7 @@ mod registers;
 pub mod restoring;
 mod rewinding;
 mod tsc;
-mod two_files;
+pub mod two_files;
 mod two_vcpus;
 mod whole_state;
 mod working_set;

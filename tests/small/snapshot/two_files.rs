@@ -14,15 +14,15 @@ const MIB: u64 = 1 << 20;
 
 /// Paths of a state file and a memory file.
 #[derive(Clone, Debug)]
-struct Pair {
-    state: PathBuf,
-    memory: PathBuf,
+pub struct Pair {
+    pub state: PathBuf,
+    pub memory: PathBuf,
     /// Lives as long as the files.
-    scratch: Scratch,
+    pub scratch: Scratch,
 }
 
 impl Pair {
-    fn fresh(scratch: &Scratch) -> Self {
+    pub fn fresh(scratch: &Scratch) -> Self {
         let scratch = scratch.clone();
         Self { state: scratch.fresh("state"), memory: scratch.fresh("memory"), scratch }
     }
@@ -34,7 +34,7 @@ impl Pair {
     }
 
     /// Takes a snapshot of a kind.
-    fn take(&self, guest: &Guest, kind: &str) {
+    pub fn take(&self, guest: &Guest, kind: &str) {
         assert_eq!(self.try_take(guest, &[("snapshot_type", kind)]), (204, String::new()));
     }
 
@@ -49,20 +49,20 @@ impl Pair {
         (guest, status, answer)
     }
 
-    fn load(&self) -> Guest {
+    pub fn load(&self) -> Guest {
         let (guest, status, answer) = self.try_load();
         assert_eq!((status, &*answer), (204, ""));
         guest
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         without_generation(fs::read(&self.memory).unwrap())
     }
 }
 
 /// Copies the data of a diff over the memory of its base, as Firecracker's snapshot-editor does. Returns the
 /// number of bytes.
-fn merge(diff: &Path, base: &Path) -> u64 {
+pub fn merge(diff: &Path, base: &Path) -> u64 {
     let (diff, base) = (File::open(diff).unwrap(), File::options().write(true).open(base).unwrap());
     let (mut at, mut copied) = (0, 0);
     while let Ok(start) = rustix::fs::seek(&diff, SeekFrom::Data(at)) {

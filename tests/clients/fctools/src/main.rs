@@ -4,11 +4,13 @@
 //! ```text
 //!   volt-fctools [daemonize] [new-pid-ns] [files=LIMIT]
 //!   volt-fctools snapshot          without a jail: another VM runs from its snapshot
+//!   volt-fctools moved             another VM runs from its snapshot, in the jail of VOLT_OTHER_USER
 //! ```
 //!
 //! Environment: `VOLT_VMM`, `VOLT_JAILER`, `VOLT_BASE` (directory of jails), `VOLT_ID`, `VOLT_USER`,
 //! `VOLT_GROUP`, `VOLT_KERNEL`, `VOLT_BOOT_ARGS`, and `VOLT_DISK`, to which the guest writes.
 
+mod moved;
 mod snapshot;
 
 use std::env;
@@ -46,14 +48,22 @@ fn variable(name: &str) -> Result<String, Box<dyn Error>> {
     env::var(name).map_err(|error| format!("{name}: {error}").into())
 }
 
-fn jailer_arguments() -> Result<JailerArguments, Box<dyn Error>> {
-    let arguments =
-        JailerArguments::new(VmmId::new(variable("VOLT_ID")?)?).chroot_base_dir(variable("VOLT_BASE")?);
-    env::args().skip(1).try_fold(arguments, |arguments, option| match option.split_once('=') {
-        None if option == "daemonize" => Ok(arguments.daemonize()),
-        None if option == "new-pid-ns" => Ok(arguments.exec_in_new_pid_ns()),
-        Some(("files", limit)) => Ok(arguments.max_fd_limit(limit.parse()?)),
-        _ => Err(format!("unknown argument {option}").into()),
+/// A jail with this name, whose options are arguments of this program.
+fn executor(id: String) -> Result<Executor, Box<dyn Error>> {
+    let arguments = jailer_arguments(id)?;
+    let socket = VmmApiSocket::Enabled(PathBuf::from(SOCKET));
+    Ok(JailedVmmExecutor::new(VmmArguments::new(socket), arguments, FlatVirtualPathResolver))
+}
+
+fn jailer_arguments(id: String) -> Result<JailerArguments, Box<dyn Error>> {
+    let arguments = JailerArguments::new(VmmId::new(id)?).chroot_base_dir(variable("VOLT_BASE")?);
+    env::args().skip(1).filter(|option| option != "moved").try_fold(arguments, |arguments, option| {
+        match option.split_once('=') {
+            None if option == "daemonize" => Ok(arguments.daemonize()),
+            None if option == "new-pid-ns" => Ok(arguments.exec_in_new_pid_ns()),
+            Some(("files", limit)) => Ok(arguments.max_fd_limit(limit.parse()?)),
+            _ => Err(format!("unknown argument {option}").into()),
+        }
     })
 }
 
@@ -131,18 +141,16 @@ fn installation() -> Result<VmmInstallation, Box<dyn Error>> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    if env::args().nth(1).is_some_and(|option| option == "snapshot") {
-        return snapshot::run().await;
+    match env::args().nth(1).as_deref() {
+        Some("snapshot") => return snapshot::run().await,
+        Some("moved") => return moved::run().await,
+        _ => {}
     }
     let (uid, gid) = (variable("VOLT_USER")?.parse()?, variable("VOLT_GROUP")?.parse()?);
     let model = VmmOwnershipModel::Downgraded { uid, gid };
     let mut resources = ResourceSystem::new(DirectProcessSpawner, TokioRuntime, model);
     let configuration = configuration(&mut resources)?;
-    let executor = JailedVmmExecutor::new(
-        VmmArguments::new(VmmApiSocket::Enabled(PathBuf::from(SOCKET))),
-        jailer_arguments()?,
-        FlatVirtualPathResolver,
-    );
+    let executor = executor(variable("VOLT_ID")?)?;
     let mut vm = JailedVm::prepare(executor, resources, installation()?, configuration).await?;
     vm.start(PATIENCE).await?;
     let info = vm.get_info().await?;
