@@ -51,11 +51,12 @@ mod tests {
     #[test]
     fn snapshot_that_has_begun_comes_before_those_that_wait() {
         let operations = Operations::default();
-        let (waiting, begun) = (Progress::default(), Progress::begun(8));
+        let [waiting, taken] = [Progress::default(), Progress::default()];
         let _waiting = operations.begin(&waiting);
-        let one = operations.begin(&begun);
+        let begun = operations.begin(&taken);
+        taken.begin(8);
         assert_eq!(operations.current().unwrap().total(), 8);
-        drop(one);
+        drop(begun);
         assert_eq!(operations.current().unwrap().total(), 0);
     }
 

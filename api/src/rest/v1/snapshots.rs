@@ -129,7 +129,8 @@ fn none_is_taken(act: &str) -> Fault {
     responses((status = 200, body = Ongoing), Refusals),
 )]
 pub(super) async fn progress(State(api): State<Api>) -> Result<Json<Ongoing>, Fault> {
-    let progress = api.operations.current().ok_or_else(|| none_is_taken("tell the progress of a snapshot"))?;
+    let progress =
+        api.operations.current().ok_or_else(|| none_is_taken("tell the progress of a snapshot"))?;
     Ok(Json(Ongoing { done_bytes: progress.done(), total_bytes: progress.total() }))
 }
 
