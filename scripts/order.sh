@@ -18,9 +18,9 @@ usage() {
 Usage: scripts/order.sh [--program FILE]
        scripts/order.sh --check FILE
 
-Builds volt-vmm for release and takes snapshots of a small guest. Single-steps a restore of each snapshot and
-a boot, up to the guest's first byte, and writes the executed functions to api/order.ld. The next build uses
-the list. Takes three minutes and the time of the build. Needs /dev/kvm and, for a tap, root.
+Builds volt-vmm for release and takes snapshots of a small guest. Single-steps a restore of each snapshot, a
+boot, and a load by request, up to the guest's first byte, and writes the executed functions to api/order.ld.
+The next build uses the list. Takes four minutes and the time of the build. Needs /dev/kvm and, for a tap, root.
 
   --program FILE  trace this release program instead of building one
   --check FILE    only print how many functions of api/order.ld the release program FILE has in
@@ -93,6 +93,8 @@ take() {
     done
     "$program" snapshot create "$work/$name" --api-socket "$work/api"
     "$program" snapshot create "$work/$name-diff" --diff --api-socket "$work/api"
+    [ "$name" != plain ] ||
+        "$program" snapshot create "$work/state" --memory-file "$work/memory" --api-socket "$work/api"
     end_vm
     rm -f "$work/api" "$work/vsock" "$log"
 }
@@ -128,6 +130,31 @@ trace() {
     rm -f "$work/vsock"
 }
 
+# trace_request: as trace, of a process that loads a snapshot by the requests of Firecracker's clients.
+trace_request() {
+    local socket=$work/requests client
+    ln -s "$program" "$work/firecracker"
+    python3 - "$socket" "$work/state" "$work/memory" <<'END' &
+import json, socket, sys, time
+path, state, memory = sys.argv[1:]
+load = {"snapshot_path": state, "mem_backend": {"backend_type": "File", "backend_path": memory},
+        "resume_vm": True}
+api = socket.socket(socket.AF_UNIX)
+while api.connect_ex(path):
+    time.sleep(0.1)
+for method, target, body in ("GET", "/", ""), ("PUT", "/snapshot/load", json.dumps(load)):
+    head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    api.sendall((head + body).encode())
+    api.recv(65536)
+END
+    client=$!
+    say "tracing firecracker and its requests"
+    (cd "$work" && ./steps steps.one ./firecracker --id traced --api-sock "$socket")
+    kill "$client" 2>/dev/null || true
+    wait "$client" 2>/dev/null || true
+    cat "$work/steps.one" >>"$work/addresses"
+}
+
 # Prints the functions at those addresses and their aliases, in order of execution. An alias may name the
 # section.
 functions() {
@@ -144,8 +171,9 @@ write() {
     {
         cat <<'END'
 /*
- * Functions that volt-vmm executes up to the first byte of a restored guest, then those of a boot, in that
- * order. scripts/order.sh wrote this list from traces: run the script again rather than edit the list.
+ * Functions that volt-vmm executes up to the first byte of a restored guest, then those of a boot, then those
+ * of a load by request, in that order. scripts/order.sh wrote this list from traces: run the script again
+ * rather than edit the list.
  *
  * api/build.rs passes the list to the linker, which adds it to its own script and puts these functions side
  * by side: a restore takes fewer page faults. A name that no longer exists does no harm, and a function that
@@ -196,4 +224,5 @@ snapshots
 # The most usual restore comes first, so that its functions lie in one piece.
 for snapshot in "$work/plain" plain lz4 plain-diff net devices zstd; do trace --restore "$snapshot"; done
 trace "${boot[@]}" "$work/guest"
+trace_request
 write
