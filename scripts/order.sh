@@ -20,7 +20,8 @@ Usage: scripts/order.sh [--program FILE]
 
 Builds volt-vmm for release and takes snapshots of a small guest. Single-steps a restore of each snapshot, a
 boot, and a load by request, up to the guest's first byte, and writes the executed functions to api/order.ld.
-The next build uses the list. Takes four minutes and the time of the build. Needs /dev/kvm and, for a tap, root.
+The next build uses the list. Takes four minutes and the time of the build. Needs /dev/kvm and, for a tap,
+root.
 
   --program FILE  trace this release program instead of building one
   --check FILE    only print how many functions of api/order.ld the release program FILE has in
