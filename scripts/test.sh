@@ -11,6 +11,7 @@ LAB_SECONDS_FULL=7200
 LAB_MEMORY=3072
 LABS=2 # an emulated processor takes one of the host's
 COSTS=scripts/lab-costs.txt
+FULL_ONLY=scripts/lab-full-only.txt
 BUILD_LIMIT=3600 # seconds of a build that runs beside other stages
 FUZZ_SLACK=600 # seconds that a fuzzer may take to start and to end
 TIMED_OUT=124
@@ -60,8 +61,8 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
                     snapshots, not just $GENERATIONS, and replay $POWER_CUTS_FULL power cuts of each
                     operation, not just $POWER_CUTS; fail every system call of each act in every way, not
                     just some of them; fork ${FORKS_FULL#*,} times in sequence, with
-                    ${FORKS_FULL%,*} alive; run the small tests once more in the lab, with shared memory
-                    in huge pages; fuzz all targets
+                    ${FORKS_FULL%,*} alive; run the long tests of the lab ($FULL_ONLY); run the small
+                    tests once more in the lab, with shared memory in huge pages; fuzz all targets
   --fuzz-seconds N  fuzz all targets, each for so long; by default those that the change touches, for
                     $FUZZ_SECONDS s each (scripts/fuzz.sh --touched)
 
@@ -328,23 +329,39 @@ share_out() {
     done
 }
 
-# cases_of TEST: the names of its cases, of those that were chosen, or of those that the lab runs too.
+# cases_of TEST: the names of its cases that the lab runs: those that were chosen, or all but the long ones.
 cases_of() {
     if [ -e "$work/chosen-$1" ]; then
         cat "$work/chosen-$1"
-    elif [ -e "$work/only-$1" ]; then
-        "$work/$1" --list | sed -n 's/: test$//p' | grep -E "$(cat "$work/only-$1")"
-    else
-        "$work/$1" --list | sed -n 's/: test$//p'
+        return
     fi
+    "$work/$1" --list | sed -n 's/: test$//p' >"$work/all-$1"
+    grep -E "$(cat "$work/only-$1" 2>/dev/null)" "$work/all-$1" |
+        if [ -n "$full" ]; then cat; else grep -vxFf <(full_only); fi
 }
 
-# Writes what each case cost this time, to be copied over the file of costs when they have changed.
+# The long cases.
+full_only() { grep '^[a-z]' "$FULL_ONLY"; }
+
+# Fails if the list of long cases, or of those in their place, names one that the tests do not have.
+check_full_only() {
+    local name
+    { "$work/linux" --list && "$work/small" --list; } | sed -n 's/: test$//p' >"$work/all"
+    while read -r name; do
+        grep -Eqx "(.*::)?$name" "$work/all" || { say "$FULL_ONLY: there is no test $name" && return 1; }
+    done < <(grep -v '^#' "$FULL_ONLY")
+}
+
+# Writes what each case cost this time, to be copied over the file of costs when they have changed. Those that
+# were left to --full keep their cost.
 keep_costs() {
     {
         grep '^#' "$COSTS"
-        jq -r 'select(.event == "ended" and .outcome != "skipped") | "\(.seconds | round) \(.test)"' \
-            "$results"/lab-[0-9].jsonl | sort -k 1,1nr
+        {
+            jq -r 'select(.event == "ended" and .outcome != "skipped") | "\(.seconds | round) \(.test)"' \
+                "$results"/lab-[0-9].jsonl
+            [ -n "$full" ] || grep -F -f <(full_only) "$COSTS"
+        } | sort -k 1,1nr
     } >"$TARGET/lab-costs.txt"
     echo "what each case took is in $TARGET/lab-costs.txt; $COSTS is how they are shared out"
 }
@@ -686,6 +703,8 @@ main() {
     if [ ${#emulated[@]} -gt 0 ]; then
         begin_to_build_fuzz_targets
         stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
+        if wants small && wants linux; then stage "$FULL_ONLY" check_full_only; fi
+        [ -n "$full" ] || where+=("$(full_only | wc -l) long tests of the lab: not run, --full runs them")
     fi
     # Only the lab has processors of two models, whatever this host's KVM runs.
     if wants linux; then stage "snapshots between two processors, in the lab" cpu_models; fi
