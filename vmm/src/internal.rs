@@ -1,8 +1,8 @@
 //! Internal parts for the command line, tests and benchmarks of this repository. They are not part of the
 //! library's API, and change without notice. The feature `internal` of the crate opens them.
 
-pub use crate::kvm::keep_device as keep_kvm;
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
+pub use crate::kvm::{create_vm_ahead, keep_device as keep_kvm};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
 pub use crate::sandbox::this_thread::ThisThread;
 pub use crate::snapshot::opened::grant::key::digest;

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use volt_vmm::internal::host::KeptFeatures;
-use volt_vmm::internal::keep_kvm;
+use volt_vmm::internal::{create_vm_ahead, keep_kvm};
 use volt_vmm::{Pool, VmShape, prepare_io_urings};
 
 use super::Outcome;
@@ -64,10 +64,18 @@ impl Empty {
         let session = Session::with_slot(slot, Some(&self.api_socket))?;
         // Signals are blocked by now, as in all threads.
         prepare_io_urings(MOST_IO_URINGS);
-        if !is_strict {
-            // No request waits for it: before it is done, the thread of a load asks for itself.
-            let _ = thread::Builder::new().name("volt-features".to_owned()).spawn(keep_features);
-        }
+        let is_prewarmed = self.prewarm.is_some();
+        let prepare = move || {
+            if !is_strict {
+                keep_features();
+            }
+            if !is_prewarmed {
+                // Without it, a load or boot creates one, and tells the error.
+                let _ = create_vm_ahead();
+            }
+        };
+        // No request waits for it: before it is done, the thread of a load asks for itself.
+        let _ = thread::Builder::new().name("volt-features".to_owned()).spawn(prepare);
         session.serving(self.options).wait_for_vm()
     }
 }

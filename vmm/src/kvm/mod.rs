@@ -56,6 +56,15 @@ pub fn keep_device() {
     let _ = KEPT.set(open_device().map_err(number_of));
 }
 
+/// Creates an empty VM for the next machine of this process, which must not fork before.
+///
+/// # Errors
+/// As [`open`]; or KVM refuses the VM.
+#[cfg(any(feature = "internal", test))]
+pub fn create_vm_ahead() -> Result<()> {
+    vm::VmHandle::create_ahead(&open()?)
+}
+
 fn open_device() -> io::Result<File> {
     paths::open("/dev/kvm", OFlags::RDWR, 0)
 }

@@ -113,7 +113,7 @@ impl Shell {
     pub fn new(ram: GuestRam, shape: VmShape, first: FirstVcpu) -> Result<Self> {
         let VmShape { memory_bytes: _, vcpus, irqchip, logs_writes } = shape;
         let kvm = Arc::new(kvm::open()?);
-        let vm = VmHandle::create(&kvm)?;
+        let vm = VmHandle::create_or_take(&kvm)?;
         step_done("VM create");
         if logs_writes {
             ram.watch_own_writes();
