@@ -14,8 +14,31 @@ use crate::failure::Failure;
 use crate::process::vm_slot::Slot;
 use crate::threads;
 
-/// Most calls at once; others wait.
-const MOST: usize = 4;
+/// Which calls a call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// Most calls.
+    Usual,
+    /// Snapshots, forks and rewinds, which a VM makes one at a time. They take long, so other calls do not
+    /// wait for them.
+    Captures,
+    /// Scrapes of metrics.
+    Scrapes,
+    /// Calls that wait for none.
+    Ahead,
+}
+
+impl Queue {
+    /// Most calls at once; others wait.
+    const fn most(self) -> usize {
+        match self {
+            Self::Usual => 4,
+            Self::Captures => 1,
+            Self::Scrapes => 2,
+            Self::Ahead => Semaphore::MAX_PERMITS,
+        }
+    }
+}
 
 /// Longest time for which a thread waits for another call. Scrapes of metrics are often 15 s apart.
 const IDLE: Duration = Duration::from_secs(20);
@@ -23,7 +46,8 @@ const IDLE: Duration = Duration::from_secs(20);
 /// The calls of a server. Cloning shares them.
 #[derive(Clone, Debug)]
 pub(super) struct Calls {
-    room: Arc<Semaphore>,
+    /// By the number of the queue.
+    room: [Arc<Semaphore>; 4],
     /// Their number, with those that wait.
     ongoing: Arc<AtomicUsize>,
     threads: Arc<Threads>,
@@ -31,7 +55,9 @@ pub(super) struct Calls {
 
 impl Calls {
     pub(super) fn new() -> Self {
-        Self { room: Arc::new(Semaphore::new(MOST)), ongoing: Arc::default(), threads: Arc::default() }
+        let queues = [Queue::Usual, Queue::Captures, Queue::Scrapes, Queue::Ahead];
+        let room = queues.map(|queue| Arc::new(Semaphore::new(queue.most())));
+        Self { room, ongoing: Arc::default(), threads: Arc::default() }
     }
 
     /// Starts a thread for the first call, which then need not wait for it.
@@ -45,7 +71,8 @@ impl Calls {
         self.ongoing.load(Ordering::SeqCst) == 0
     }
 
-    /// Runs a call, which continues to its end even if the client disconnects.
+    /// Runs a call. One that has begun continues to its end even if the client disconnects; one that waits in
+    /// the queue is forgotten then.
     ///
     /// tokio's own threads for this (`spawn_blocking`) panic where the host refuses one.
     ///
@@ -54,36 +81,13 @@ impl Calls {
     pub(super) async fn run<T: Send + 'static>(
         &self,
         slot: Arc<Slot>,
-        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
-    ) -> Result<T, Fault> {
-        self.run_with(slot, Some(Arc::clone(&self.room)), act).await
-    }
-
-    /// Runs a call that waits for no other one.
-    ///
-    /// # Errors
-    /// As [`Calls::run`].
-    pub(super) async fn run_ahead<T: Send + 'static>(
-        &self,
-        slot: Arc<Slot>,
-        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
-    ) -> Result<T, Fault> {
-        self.run_with(slot, None, act).await
-    }
-
-    async fn run_with<T: Send + 'static>(
-        &self,
-        slot: Arc<Slot>,
-        room: Option<Arc<Semaphore>>,
+        queue: Queue,
         act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
     ) -> Result<T, Fault> {
         let (ongoing, threads) = (Ongoing::new(&self.ongoing), Arc::clone(&self.threads));
+        // The semaphore is never closed.
+        let room = Arc::clone(&self.room[queue as usize]).acquire_owned().await.ok();
         let call = async move {
-            let room = match room {
-                // The semaphore is never closed.
-                Some(room) => room.acquire_owned().await.ok(),
-                None => None,
-            };
             let (answer, answered) = oneshot::channel();
             let body = move || {
                 let outcome = act(&slot);
@@ -195,7 +199,7 @@ mod tests {
         let running = Arc::new(AtomicUsize::new(0));
         let one = || {
             let running = Arc::clone(&running);
-            calls.run(Arc::clone(&slot), move |_| {
+            calls.run(Arc::clone(&slot), Queue::Usual, move |_| {
                 let at_once = running.fetch_add(1, Ordering::SeqCst) + 1;
                 std::thread::sleep(Duration::from_millis(20));
                 running.fetch_sub(1, Ordering::SeqCst);
@@ -206,7 +210,7 @@ mod tests {
             let (a, b, c, d, e, f) = tokio::join!(one(), one(), one(), one(), one(), one());
             [a, b, c, d, e, f].map(Result::unwrap).into_iter().max()
         });
-        assert!(most <= Some(MOST), "{most:?}");
+        assert!(most <= Some(Queue::Usual.most()), "{most:?}");
         assert!(calls.are_done());
     }
 
@@ -217,7 +221,7 @@ mod tests {
         while calls.threads.lock().threads == 0 {
             std::thread::yield_now();
         }
-        let one = || calls.run(Arc::clone(&slot), |_| Ok(std::thread::current().id()));
+        let one = || calls.run(Arc::clone(&slot), Queue::Usual, |_| Ok(std::thread::current().id()));
         let runtime = runtime();
         let first = runtime.block_on(one()).unwrap();
         while calls.threads.lock().threads == 0 {
@@ -227,7 +231,7 @@ mod tests {
         let meet = Arc::new(std::sync::Barrier::new(3));
         let together = || {
             let meet = Arc::clone(&meet);
-            calls.run(Arc::clone(&slot), move |_| {
+            calls.run(Arc::clone(&slot), Queue::Usual, move |_| {
                 meet.wait();
                 Ok(std::thread::current().id())
             })
@@ -243,7 +247,7 @@ mod tests {
         let (go_on, wait) = mpsc::channel();
         let (say, said) = mpsc::channel();
         runtime().block_on(async {
-            let call = calls.run(slot, move |_| {
+            let call = calls.run(slot, Queue::Usual, move |_| {
                 wait.recv().unwrap();
                 say.send(()).unwrap();
                 Ok(())
@@ -259,9 +263,35 @@ mod tests {
     }
 
     #[test]
+    fn waiting_capture_delays_no_other_call_and_is_forgotten_with_its_client() {
+        let (calls, slot) = (Calls::new(), Arc::new(Slot::new()));
+        let (go_on, wait) = mpsc::channel::<()>();
+        runtime().block_on(async {
+            let first = calls.run(Arc::clone(&slot), Queue::Captures, move |_| {
+                wait.recv().unwrap();
+                Ok(())
+            });
+            let mut first = std::pin::pin!(first);
+            let soon = Duration::from_millis(1);
+            assert!(tokio::time::timeout(soon, first.as_mut()).await.is_err());
+            for _ in 0..2 * Queue::Usual.most() {
+                let other = calls.run(Arc::clone(&slot), Queue::Captures, |_| -> volt_vmm::Result<()> {
+                    panic!("its client has gone")
+                });
+                assert!(tokio::time::timeout(soon, other).await.is_err());
+            }
+            calls.run(Arc::clone(&slot), Queue::Usual, |_| Ok(())).await.unwrap();
+            go_on.send(()).unwrap();
+            first.await.unwrap();
+            calls.run(Arc::clone(&slot), Queue::Captures, |_| Ok(())).await.unwrap();
+        });
+    }
+
+    #[test]
     fn panic_of_a_call_is_answered() {
         let (calls, slot) = (Calls::new(), Arc::new(Slot::new()));
-        let fault = runtime().block_on(calls.run::<()>(slot, |_| panic!("on purpose"))).unwrap_err();
+        let fault =
+            runtime().block_on(calls.run::<()>(slot, Queue::Usual, |_| panic!("on purpose"))).unwrap_err();
         assert!(format!("{fault:?}").contains("has a bug"), "{fault:?}");
         while !calls.are_done() {
             std::thread::yield_now();

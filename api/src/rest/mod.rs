@@ -29,7 +29,7 @@ mod v1;
 
 pub(crate) use crate::rest::v1::fork::{ChildOfFork, ForkRequest, Forks};
 pub(crate) use crate::rest::v1::snapshots::{Kind, NewSnapshot, Taken};
-use calls::Calls;
+use calls::{Calls, Queue};
 use counts::{ApiCounts, TimedAct};
 use error::Fault;
 pub(crate) use error::FaultMessage;
@@ -132,27 +132,29 @@ impl Api {
         .await
     }
 
-    /// As [`Api::call`], for an act that must wait for no other call.
-    async fn call_ahead<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
-    ) -> Result<T, Fault> {
-        self.calls.run_ahead(Arc::clone(&self.slot), act).await
-    }
-
     /// Runs one call of the library on a thread that may block. It continues to its end even if the client
     /// disconnects.
     async fn call<T: Send + 'static>(
         &self,
         act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
     ) -> Result<T, Fault> {
-        self.calls.run(Arc::clone(&self.slot), act).await
+        self.call_in(Queue::Usual, act).await
     }
 
-    /// As [`Api::call`], and keeps the durations of the act if it succeeds.
+    /// As [`Api::call`], in a queue of its kind.
+    async fn call_in<T: Send + 'static>(
+        &self,
+        queue: Queue,
+        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
+    ) -> Result<T, Fault> {
+        self.calls.run(Arc::clone(&self.slot), queue, act).await
+    }
+
+    /// As [`Api::call_in`], and keeps the durations of the act if it succeeds.
     async fn timed<T: Send + 'static>(
         &self,
         kind: TimedAct,
+        queue: Queue,
         act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
     ) -> Result<T, Fault> {
         let began = Instant::now();
@@ -160,7 +162,7 @@ impl Api {
             let began = Instant::now();
             act(slot).map(|done| (done, began.elapsed()))
         };
-        let (done, call) = self.call(timed).await?;
+        let (done, call) = self.call_in(queue, timed).await?;
         self.counts.called(kind, call);
         self.counts.requested(kind, began.elapsed());
         Ok(done)

@@ -13,6 +13,7 @@ use volt_vmm::{
 };
 
 use super::Api;
+use super::calls::Queue;
 use super::counts::TimedAct;
 use super::error::Fault;
 use crate::process::jail;
@@ -174,7 +175,7 @@ pub(crate) async fn take(
         SnapshotKind::Full => TimedAct::FullSnapshot,
         SnapshotKind::Diff => TimedAct::DiffSnapshot,
     };
-    api.timed(act, move |slot| {
+    api.timed(act, Queue::Captures, move |slot| {
         let _operation = operation;
         let vm = slot.vm("create a snapshot")?;
         match memory {

@@ -19,6 +19,7 @@ use families::{FAMILIES, Family};
 use text::Samples;
 
 use super::Api;
+use super::calls::Queue;
 use super::counts::ApiCounts;
 use super::error::Fault;
 use super::firecracker::metrics::FlushedMetrics;
@@ -43,7 +44,7 @@ struct Picture {
 async fn metrics(State(api): State<Api>) -> Result<Response, Fault> {
     let (counts, flushed): (_, Arc<FlushedMetrics>) = (Arc::clone(&api.counts), Arc::clone(&api.metrics));
     // The VM's memory is looked up, which may take milliseconds. Snapshots do not delay it.
-    let text = api.call_ahead(move |slot| {
+    let text = api.call_in(Queue::Scrapes, move |slot| {
         let vm = slot.peek();
         let (state, metrics) = (vm.as_ref().map(|vm| vm.state()), vm.as_ref().map(|vm| vm.metrics()));
         Ok(write(&Picture { state, metrics, counts, lost_lines: flushed.lost_lines() }))

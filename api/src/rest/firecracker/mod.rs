@@ -21,6 +21,7 @@ use volt_vmm::{Error, RunState};
 
 use super::Api;
 use super::body::Body;
+use super::calls::Queue;
 use super::counts::TimedAct;
 use super::error::{Fault, StatusOnly};
 use super::snapshots as acts;
@@ -93,7 +94,7 @@ async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> Sta
         WantedState::Paused => TimedAct::Pause,
         WantedState::Resumed => TimedAct::Resume,
     };
-    api.timed(act, move |slot| match request.state {
+    api.timed(act, Queue::Usual, move |slot| match request.state {
         WantedState::Paused => slot.vm("pause")?.pause(),
         WantedState::Resumed => slot.vm("resume")?.resume(),
     })
@@ -105,7 +106,7 @@ async fn act(State(api): State<Api>, Body(request): Body<Action>) -> StatusOnly 
     match request.action_type {
         ActionType::InstanceStart => {}
         ActionType::SendCtrlAltDel => {
-            api.call_ahead(|slot| slot.vm("send Ctrl-Alt-Del")?.request_end()).await?;
+            api.call_in(Queue::Ahead, |slot| slot.vm("send Ctrl-Alt-Del")?.request_end()).await?;
             return Ok(StatusCode::NO_CONTENT);
         }
         ActionType::FlushMetrics => return metrics::flush(&api).await,

@@ -13,6 +13,7 @@ use crate::process::fork::parent;
 use crate::process::fork::parent::{ChildSpec, Forked};
 use crate::rest::Api;
 use crate::rest::body::Body;
+use crate::rest::calls::Queue;
 use crate::rest::error::Fault;
 use crate::rest::firecracker::names::snapshot::{NetworkOverride, VsockSocket, merge_overrides};
 
@@ -80,7 +81,7 @@ pub(crate) async fn fork(
         })
         .collect();
     let forked = api
-        .call(move |slot| {
+        .call_in(Queue::Captures, move |slot| {
             let vm = slot.vm("fork the VM")?;
             Ok(parent::fork(&vm, wanted, paused))
         })

@@ -13,6 +13,7 @@ use volt_vmm::{CaptureStats, Compression, Packing, RecordingSummary, SnapshotKin
 use super::Refusals;
 use crate::rest::Api;
 use crate::rest::body::Body;
+use crate::rest::calls::Queue;
 use crate::rest::error::{Fault, StatusOnly};
 use crate::rest::snapshots::take;
 
@@ -164,7 +165,7 @@ pub(super) struct Rewound {
     responses((status = 200, body = Rewound), Refusals),
 )]
 pub(super) async fn rewind(State(api): State<Api>) -> Result<Json<Rewound>, Fault> {
-    let rewound = api.call(|slot| slot.vm("rewind")?.rewind()).await?;
+    let rewound = api.call_in(Queue::Captures, |slot| slot.vm("rewind")?.rewind()).await?;
     let paused_us = u64::try_from(rewound.paused.as_micros()).unwrap_or(u64::MAX);
     Ok(Json(Rewound { pages: rewound.pages, paused_us }))
 }

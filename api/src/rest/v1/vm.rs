@@ -15,6 +15,7 @@ use crate::process::serial_output::SerialOutput;
 use crate::process::start;
 use crate::rest::Api;
 use crate::rest::body::{Body, OptionalBody, read};
+use crate::rest::calls::Queue;
 use crate::rest::counts::TimedAct;
 use crate::rest::error::{Fault, StatusOnly};
 use crate::rest::events::VmState;
@@ -130,7 +131,7 @@ pub(super) async fn change(State(api): State<Api>, Body(change): Body<Change>) -
         WantedState::Paused => TimedAct::Pause,
         WantedState::Running => TimedAct::Resume,
     };
-    api.timed(act, move |slot| match change.state {
+    api.timed(act, Queue::Usual, move |slot| match change.state {
         WantedState::Paused => slot.vm("pause")?.pause(),
         WantedState::Running => slot.vm("resume")?.resume(),
     })
@@ -147,7 +148,7 @@ pub(super) async fn change(State(api): State<Api>, Body(change): Body<Change>) -
 )]
 pub(super) async fn end(State(api): State<Api>) -> StatusOnly {
     // It waits for no other call, such as a long snapshot.
-    api.call_ahead(|slot| slot.vm("stop").map(|vm| vm.stop())).await?;
+    api.call_in(Queue::Ahead, |slot| slot.vm("stop").map(|vm| vm.stop())).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -188,7 +189,7 @@ pub(super) async fn shut_down(
     });
     // The answer does not wait for that either.
     tokio::spawn(async move {
-        let asked = api.call_ahead(move |_| vm.resume().and_then(|()| vm.request_end())).await;
+        let asked = api.call_in(Queue::Ahead, move |_| vm.resume().and_then(|()| vm.request_end())).await;
         if let Err(fault) = asked {
             log::warn!("cannot ask the guest to end: {fault}");
         }
