@@ -55,7 +55,10 @@ fn receive_and_run(
 ) -> Result<Status, Failure> {
     let ChildSetup { shape, overrides, run_dir, paused } = of(parent)?.receive()?;
     let id = match run_dir {
-        Some(directory) => home::enter(&directory, None, None)?.record.name.to_string(),
+        Some(directory) => {
+            let directory = confinement.check_run_dir(&directory)?;
+            home::enter(&directory, None, None)?.record.name.to_string()
+        }
         None => id,
     };
     confinement.add_socket(api_socket);
