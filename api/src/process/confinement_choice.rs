@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::sandbox::Bounds;
 
 use crate::failure::Failure;
+use crate::process::log::LogChange;
 
 /// The confinement that the command line asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +25,10 @@ pub(crate) struct ConfinementChoice {
     pub(crate) is_child: bool,
     /// Isolation by namespaces and a control group, if it is asked for.
     pub(crate) strict: Option<StrictChoice>,
+    /// The log that the process has when it is confined. A fork's child opens the same one, before it is
+    /// confined: the starter checks its place with the rest.
+    #[serde(default)]
+    pub(crate) log: LogChange,
 }
 
 /// The isolation that the command line asks for.
@@ -46,6 +51,7 @@ impl Default for ConfinementChoice {
             filters_digest: None,
             is_child: false,
             strict: None,
+            log: LogChange::default(),
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::process::confinement_choice::ConfinementChoice;
 use crate::process::exit::Status;
 use crate::process::fork::detachment::Awaited;
 use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, Run};
+use crate::process::log::{self, LogChange};
 use crate::process::vm_slot::Slot;
 use crate::process::{home, start};
 use crate::session::Session;
@@ -61,6 +62,9 @@ fn receive_and_run(
         }
         None => id,
     };
+    if confinement.log != LogChange::default() {
+        log::change(&id, confinement.log.clone())?;
+    }
     confinement.add_socket(api_socket);
     confinement::apply(confinement, Some(shape))?;
     let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?;
