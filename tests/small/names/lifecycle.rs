@@ -8,7 +8,7 @@ use volt_tests::names::{exists, named, small};
 use volt_tests::program::binary;
 use volt_tests::scratch::list;
 use volt_tests::wire::KIND;
-use volt_tests::{Names, Outcome, Wire, needs, wait_until};
+use volt_tests::{Input, Names, Outcome, Wire, needs, wait_until};
 
 #[test]
 fn detached_vm_is_listed_until_it_is_stopped_and_removed() {
@@ -50,6 +50,29 @@ fn vm_is_found_by_name_id_and_socket() {
         assert_eq!(names.run(&format!("pause {word}")).status, 1, "{word}");
     }
     names.run("pause wob").refused(&["VM wob: no VM has this name", "volt-vmm ps -a"]);
+}
+
+#[test]
+fn commands_for_vms_with_names_take_their_sockets() {
+    needs!(kvm);
+    let names = Names::new();
+    names.boot("web", "echo");
+    names.wait_for("web", "ready");
+    let socket = names.of("web").join("api.sock").display().to_string();
+    assert_eq!(names.json(&format!("stats --json {socket}"))[0]["name"], "web");
+    assert_eq!(names.ok(&format!("logs {socket}")), "ready\n");
+    names.run(&format!("rm {socket}")).refused(&["it runs"]);
+    let words = |command: &str| [command, &socket].map(Into::into).to_vec();
+    let mut waiting = names.start(words("wait"), Input::Null);
+    let mut attached = names.start(words("attach"), Input::Test);
+    attached.type_in("typed").wait_for("typed");
+    assert!(waiting.is_running());
+    names.ok(&format!("stop -t 0 {socket}"));
+    assert_eq!((waiting.wait_exit().status, attached.wait_exit().status), (0, 0));
+    // The socket is gone, and still names the VM.
+    assert_eq!(names.run(&format!("wait {socket}")).status, 0);
+    names.ok(&format!("rm {socket}"));
+    assert_eq!(names.ok("ps -aq"), "");
 }
 
 #[test]

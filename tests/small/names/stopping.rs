@@ -50,6 +50,18 @@ fn socket_without_a_server_is_an_error_and_no_end() {
     }
 }
 
+#[test]
+fn guest_that_obeys_powers_off_within_the_limit() {
+    needs!(kvm);
+    let names = Names::new();
+    names.boot("web", "obey");
+    names.wait_for("web", "ready");
+    names.ok("stop -t 600 web");
+    let ended = names.json("inspect web --json");
+    assert_eq!((&ended["end"]["cause"], &ended["end"]["status"]), (&"poweroff".into(), &0.into()), "{ended}");
+    assert_eq!(names.ok("logs web"), "ready\nobeying\n");
+}
+
 /// The start waits for a memory handler that never answers.
 #[test]
 fn stop_cancels_a_start() {
