@@ -1,8 +1,8 @@
 //! The outcome of a VM: status and cause of its end.
 //!
 //! The file is open before the process confines itself and holds spaces, so that a full disk cannot keep the
-//! outcome out. One write(2) replaces them all, which any confined thread may make. Of two processes that
-//! write, one overwrites the other's outcome whole.
+//! outcome out. One write(2) replaces them all, which any confined thread may make. If two processes write,
+//! the later one replaces the other's outcome whole.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
