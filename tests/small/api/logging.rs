@@ -75,7 +75,7 @@ fn children_of_a_fork_have_the_log_of_their_parent() {
         let pause = |line: &Value| line["message"].as_str().unwrap().contains("paused the guest");
         assert!(own.iter().any(pause), "{own:?}");
     }
-    [first, second].map(Child::stop);
+    [first, second].into_iter().for_each(Child::stop);
 }
 
 #[test]
