@@ -4,7 +4,6 @@
 //! only to volt-vmm's server, which states the length of a response and closes the connection after one
 //! request.
 
-use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -249,12 +248,20 @@ fn connect_without_waiting(socket: &Path) -> io::Result<UnixStream> {
 /// Returns the id of the process that serves the socket.
 ///
 /// # Errors
-/// As [`put`].
+/// As [`put`]; or the process is outside this pid namespace.
 pub(crate) fn process_of(socket: &Path) -> Result<i32, Failure> {
-    let unknown = |why: &dyn Display| Failure::socket(socket, format!("cannot tell who serves it: {why}"));
-    let peer = peer_of(connect(socket)?).map_err(|error| unknown(&error))?;
-    let process = peer.process.and_then(|process| process.try_into().ok());
-    process.ok_or_else(|| unknown(&"its process is outside this pid namespace"))
+    let unknown = || Failure::socket(socket, "cannot tell who serves it: it is outside this pid namespace");
+    visible_process_of(socket)?.ok_or_else(unknown)
+}
+
+/// As [`process_of`]. Returns `None` for a process outside this pid namespace.
+///
+/// # Errors
+/// As [`put`].
+pub(crate) fn visible_process_of(socket: &Path) -> Result<Option<i32>, Failure> {
+    let unknown = |error| Failure::socket(socket, format!("cannot tell who serves it: {error}"));
+    let peer = peer_of(connect(socket)?).map_err(unknown)?;
+    Ok(peer.process.and_then(|process| process.try_into().ok()))
 }
 
 /// Sends a request and returns the body of the response.

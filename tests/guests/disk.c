@@ -10,7 +10,7 @@
  *   stride=N       writes every Nth sector
  *   until=N        ends after N writes
  *   ending=N       ends so: 0 spins, 1 powers off, 2 resets, 3 triple-faults, 4 resets the disk during
- *                  a flush when something is typed */
+ *                  a flush when something is typed, 5 gives the disk memory that is not there and spins */
 #include "guest.h"
 #include "virtio.h"
 
@@ -79,6 +79,10 @@ __attribute__((noreturn)) static void end(u64 how)
     print("done\n");
     if (how == 4)
         reset_while_flushing();
+    if (how == 5) {
+        struct part bad[] = {{&request, 16, 0}, {(void *)0xfffffffff000, 512, WRITE}, {&status, 1, WRITE}};
+        virtio_give(0, 0, bad, 3);
+    }
     if (how == 1)
         power_off();
     if (how == 2)

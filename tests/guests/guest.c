@@ -384,6 +384,18 @@ static void babble(void)
     }
 }
 
+/* Drives the keyboard, and powers off when a key is pressed. */
+static void obey(void)
+{
+    outb(0x64, 0x60); /* the configuration follows: the keyboard is on, with interrupts */
+    outb(0x60, 0x45);
+    print("ready\n");
+    while (!(inb(0x64) & 1))
+        ;
+    print("obeying\n");
+    power_off();
+}
+
 void guest_main(struct start_info *info)
 {
     struct memory *map = (struct memory *)info->memory_map;
@@ -435,6 +447,8 @@ void guest_main(struct start_info *info)
         deadline();
     } else if (behaviour("echo")) {
         echo();
+    } else if (behaviour("obey")) {
+        obey();
     } else if (behaviour("erase")) {
         erase();
     } else if (behaviour("babble")) {

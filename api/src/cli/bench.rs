@@ -15,6 +15,8 @@ use crate::process::exit::Status;
 /// Replay a recorded working set on a snapshot's memory, without a VM, and time each page access
 ///
 /// Measures every restore strategy for this memory.
+///
+/// Example: volt-vmm snapshot bench /var/lib/volt-vmm/snapshots/warm
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
     /// Directory of the snapshot

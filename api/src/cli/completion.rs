@@ -20,6 +20,8 @@ const PROGRAM: &str = "volt-vmm";
 ///
 /// bash: add `source <(volt-vmm completion bash)` to ~/.bashrc. zsh: the same with zsh, to ~/.zshrc. fish:
 /// add `volt-vmm completion fish | source` to ~/.config/fish/config.fish.
+///
+/// Example: volt-vmm completion bash
 #[derive(Debug, Args)]
 pub(crate) struct Completion {
     /// The shell: bash, zsh or fish

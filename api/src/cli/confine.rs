@@ -53,13 +53,12 @@ impl ConfineArgs {
             is_on: self.confine != ConfineMode::Off,
             seccomp: !self.no_seccomp,
             filters: self.seccomp_filter,
-            filters_digest: None,
-            is_child: false,
             strict: (self.confine == ConfineMode::Strict).then(|| StrictChoice {
                 cgroup_parent: self.cgroup_parent,
                 io_max: self.io_max,
                 bounds: bounds(),
             }),
+            ..ConfinementChoice::default()
         }
     }
 }

@@ -36,6 +36,8 @@ enum CpuCommand {
 }
 
 /// Print the CPU that this host's KVM offers guests, as a template that fixes all of it
+///
+/// Example: volt-vmm cpu dump --output HOST.json
 #[derive(Debug, Args)]
 struct Dump {
     #[command(flatten)]
@@ -43,6 +45,8 @@ struct Dump {
 }
 
 /// Print the template of all that several dumps have in common
+///
+/// Example: volt-vmm cpu intersect HOST.json OTHER.json --output fleet.json
 #[derive(Debug, Args)]
 struct Intersect {
     /// Dumps of hosts, by `volt-vmm cpu dump`
@@ -63,6 +67,8 @@ struct OutputArgs {
 /// Check whether this host fits a template, or the guest of a snapshot
 ///
 /// Exit status 0 if it does, 1 otherwise. Each feature that this host lacks is named on a line.
+///
+/// Example: volt-vmm cpu check fleet.json
 #[derive(Debug, Args)]
 struct Check {
     /// Template, as for `volt-vmm run --cpu-template`

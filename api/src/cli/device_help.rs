@@ -37,7 +37,8 @@ fn text() -> String {
     let sections: String = OPTIONS.iter().map(section).collect();
     format!(
         "{sections}LIMIT is AMOUNT[/MILLISECONDS][+BURST]: 10M is 10 MiB a second, 500/100+2000 is 500 in\n\
-         100 ms and 2000 more once. A value in [brackets] is the default.\n"
+         100 ms and 2000 more once. A value in [brackets] is the default.\n\n\
+         Example: volt-vmm run --kernel vmlinux --disk rootfs.img,ro --net user,forward=8080:80\n"
     )
 }
 

@@ -17,6 +17,8 @@ use crate::process::exit::Status;
 /// Examine this host's KVM: capabilities, speed, and cures for problems
 ///
 /// Exit status 0 if a VM can be created, 1 otherwise. With --production: 0 if no line is bad, 1 otherwise.
+///
+/// Example: volt-vmm doctor --production
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// Print the report as JSON

@@ -16,6 +16,8 @@ const LONGEST_ID: usize = 64;
 
 /// Run volt-vmm in a jail, as Firecracker's jailer does: another user, a root directory of its own, control
 /// groups. Needs root
+///
+/// Example: volt-vmm jailer --id web --exec-file /usr/bin/volt-vmm --uid 1000 --gid 1000 -- --level Info
 #[derive(Debug, Args)]
 #[command(version)]
 pub(crate) struct Jailer {

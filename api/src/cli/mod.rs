@@ -94,11 +94,11 @@ struct Arguments {
     command: Option<Command>,
 
     /// Restore the snapshot in DIR, as `volt-vmm restore DIR` does
-    #[arg(long, value_name = "DIR", conflicts_with = "snapshot")]
+    #[arg(long, value_name = "DIR", conflicts_with = "snapshot", hide = true)]
     restore: Option<PathBuf>,
 
     /// Snapshot the VM behind --api-socket into DIR, as `volt-vmm snapshot create DIR` does
-    #[arg(long, value_name = "DIR", requires = "api_socket")]
+    #[arg(long, value_name = "DIR", requires = "api_socket", hide = true)]
     snapshot: Option<PathBuf>,
 
     /// Unix socket of the REST API. Alone: start without a VM, which a client then loads or boots
@@ -121,7 +121,7 @@ struct Arguments {
     prewarm: Option<VmShape>,
 
     /// Let a process that waits for a VM use files in this directory, if it is started with --confine strict.
-    /// With --restore, as for the command restore. Repeatable
+    /// Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
 
@@ -345,6 +345,34 @@ mod tests {
         ] {
             assert!(parse(line).is_err(), "{line}");
         }
+    }
+
+    /// Collects the visible commands without subcommands whose long help has no example.
+    fn collect_without_example(path: &str, command: &clap::Command, to: &mut Vec<String>) {
+        let path = format!("{path} {}", command.get_name());
+        let mut children = command.get_subcommands().filter(|child| !child.is_hide_set()).peekable();
+        let help = command.clone().render_long_help().to_string();
+        if children.peek().is_none() && !help.contains("Example: volt-vmm") {
+            to.push(path.clone());
+        }
+        children.for_each(|child| collect_without_example(&path, child, to));
+    }
+
+    #[test]
+    fn help_of_each_command_has_an_example() {
+        let mut found = Vec::new();
+        let commands = Arguments::command();
+        let shown = commands.get_subcommands().filter(|command| !command.is_hide_set());
+        shown.for_each(|command| collect_without_example("volt-vmm", command, &mut found));
+        assert_eq!(found, Vec::<String>::new());
+    }
+
+    #[test]
+    fn old_spellings_work_and_are_not_in_the_help() {
+        let help = Arguments::command().render_long_help().to_string();
+        let options = help.split_once("Options:").unwrap().1;
+        assert!(!options.contains("--restore <") && !options.contains("--snapshot <"), "{options}");
+        assert!(parse("volt-vmm --snapshot /s --api-socket /a").is_ok());
     }
 
     #[test]

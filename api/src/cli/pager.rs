@@ -17,6 +17,8 @@ use crate::process::confinement_choice::ConfinementChoice;
 use crate::process::exit::Status;
 
 /// Serve packed memory to the VMs of `volt-vmm restore --pager shared`, which start it on demand
+///
+/// Example: volt-vmm pager /var/lib/volt-vmm/snapshots/warm
 #[derive(Debug, Args)]
 pub(crate) struct Pager {
     /// Directory of the snapshot. Starting its pager before the first VM chooses the control group to which

@@ -23,6 +23,8 @@ use crate::run_dir::record::Origin;
 use crate::session::Session;
 
 /// Boot a Linux kernel; its console is this terminal
+///
+/// Example: volt-vmm run --name web --kernel vmlinux --disk rootfs.img --memory 512M --vcpus 2
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// Kernel image: an uncompressed vmlinux or a bzImage

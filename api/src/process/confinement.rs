@@ -11,7 +11,7 @@ use volt_vmm::{Error, Result, VmShape};
 
 use crate::process::child_command::child_pattern;
 use crate::process::confinement_choice::ConfinementChoice;
-use crate::process::{environment, forbidden_calls};
+use crate::process::{environment, forbidden_calls, log};
 
 static CHOSEN: OnceLock<ConfinementChoice> = OnceLock::new();
 
@@ -28,6 +28,7 @@ pub(crate) fn chosen() -> ConfinementChoice {
 /// read it.
 pub(crate) fn apply(mut choice: ConfinementChoice, shape: Option<VmShape>) -> Result<()> {
     let filters = read_filters(&mut choice)?;
+    choice.log = log::chosen();
     let choice = CHOSEN.get_or_init(|| choice);
     let ConfinementChoice { is_on, seccomp, is_child, strict, .. } = choice;
     if !is_on {

@@ -19,6 +19,7 @@ use std::sync::{PoisonError, RwLock};
 use std::time::SystemTime;
 
 use log::{LevelFilter, Log, Metadata, Record};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::process::{journal, output_file};
@@ -40,6 +41,8 @@ struct Settings {
     /// Start of the modules whose records are kept.
     module: Option<String>,
     sink: Sink,
+    /// The changes that led here.
+    chosen: LogChange,
 }
 
 /// Receiver of the log.
@@ -52,7 +55,7 @@ enum Sink {
 }
 
 /// Layout of a line. The journal has a layout of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Layout {
     Plain,
     Text,
@@ -61,7 +64,7 @@ pub(crate) enum Layout {
 }
 
 /// Choice of the receiver.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum LogTo {
     Stderr,
     /// A file or FIFO to append to. It is created if it is missing.
@@ -78,6 +81,7 @@ static LOG: ProcessLog = ProcessLog {
         shows_origin: false,
         module: None,
         sink: Sink::Stderr,
+        chosen: LogChange::NONE,
     }),
 };
 
@@ -90,14 +94,60 @@ pub(crate) fn lost_lines() -> u64 {
 }
 
 /// A change of the log. A setting that is absent stays as it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LogChange {
     pub(crate) to: Option<LogTo>,
     pub(crate) layout: Option<Layout>,
+    #[serde(with = "level_as_text")]
     pub(crate) level: Option<LevelFilter>,
     pub(crate) shows_level: Option<bool>,
     pub(crate) shows_origin: Option<bool>,
     pub(crate) module: Option<String>,
+}
+
+impl LogChange {
+    const NONE: Self =
+        Self { to: None, layout: None, level: None, shows_level: None, shows_origin: None, module: None };
+
+    /// This change after an earlier one.
+    fn after(self, earlier: &Self) -> Self {
+        let earlier = earlier.clone();
+        Self {
+            to: self.to.or(earlier.to),
+            layout: self.layout.or(earlier.layout),
+            level: self.level.or(earlier.level),
+            shows_level: self.shows_level.or(earlier.shows_level),
+            shows_origin: self.shows_origin.or(earlier.shows_origin),
+            module: self.module.or(earlier.module),
+        }
+    }
+}
+
+/// A level in JSON.
+mod level_as_text {
+    use log::LevelFilter;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(level: &Option<LevelFilter>, to: S) -> Result<S::Ok, S::Error> {
+        level.as_ref().map(LevelFilter::as_str).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<LevelFilter>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+    }
+}
+
+/// Returns all changes of the log in one, with an absolute path, for a process that is to have the same log.
+pub(crate) fn chosen() -> LogChange {
+    let mut chosen = LOG.settings.read().unwrap_or_else(PoisonError::into_inner).chosen.clone();
+    if let Some(LogTo::File(path)) = &mut chosen.to
+        && let Ok(absolute) = std::path::absolute(&*path)
+    {
+        *path = absolute;
+    }
+    chosen
 }
 
 /// Starts to print the warnings and errors of this project's crates.
@@ -112,10 +162,11 @@ pub(crate) fn start() {
 /// # Errors
 /// The file cannot be opened. Then nothing changes.
 pub(crate) fn change(id: &str, change: LogChange) -> volt_vmm::Result<()> {
-    let LogChange { to, layout, level, shows_level, shows_origin, module } = change;
+    let LogChange { to, layout, level, shows_level, shows_origin, module } = change.clone();
     let sink = to.map(open).transpose()?;
     let mut settings = LOG.settings.write().unwrap_or_else(PoisonError::into_inner);
     id.clone_into(&mut settings.id);
+    settings.chosen = change.after(&settings.chosen);
     settings.level = level.unwrap_or(settings.level);
     settings.layout = layout.unwrap_or(settings.layout);
     settings.shows_level = shows_level.unwrap_or(settings.shows_level);
@@ -225,6 +276,7 @@ mod tests {
             shows_origin: true,
             module: module.map(str::to_owned),
             sink: Sink::Stderr,
+            chosen: LogChange::NONE,
         }
     }
 
@@ -265,6 +317,17 @@ mod tests {
                 "target": "volt_vmm", "message": "a \"message\"\nof two lines",
             })
         );
+    }
+
+    #[test]
+    fn changes_add_up_and_are_handed_on_as_json() {
+        let first = LogChange { to: Some(LogTo::Journal), level: Some(LevelFilter::Off), ..LogChange::NONE };
+        let level = Some(LevelFilter::Info);
+        let then = LogChange { level, layout: Some(Layout::Json), ..LogChange::NONE };
+        let both = LogChange { to: Some(LogTo::Journal), ..then.clone() };
+        assert_eq!(then.after(&first), both);
+        let text = serde_json::to_string(&both).unwrap();
+        assert_eq!(serde_json::from_str::<LogChange>(&text).unwrap(), both, "{text}");
     }
 
     #[test]

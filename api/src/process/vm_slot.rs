@@ -149,6 +149,17 @@ impl Slot {
         }
     }
 
+    /// Refuses later starts, and ends the VM that is being started once it runs. Returns false if none is
+    /// being started; then nothing changes.
+    pub(crate) fn cancel_start(&self) -> bool {
+        let mut inner = self.lock();
+        let is_starting = matches!(inner.stage, Stage::Starting);
+        inner.closed |= is_starting;
+        drop(inner);
+        self.changed.notify_all();
+        is_starting
+    }
+
     /// Ends the VM and refuses later starts.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
@@ -212,6 +223,20 @@ mod tests {
             failing()
         });
         assert!(matches!(outer, Err(Error::Crashed(_))));
+    }
+
+    #[test]
+    fn cancelled_start_leaves_the_slot_closed() {
+        let slot = Slot::new();
+        assert!(!slot.cancel_start(), "none is under way");
+        let started = slot.start("load", || {
+            assert!(slot.cancel_start());
+            failing()
+        });
+        assert!(matches!(started, Err(Error::Crashed(_))));
+        assert!(slot.wait().is_none());
+        let again = slot.start("boot", failing).unwrap_err();
+        assert_eq!(again.to_string(), "cannot boot: the VM is being ended");
     }
 
     #[test]

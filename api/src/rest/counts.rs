@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
@@ -94,18 +94,39 @@ impl ApiCounts {
 pub(super) async fn count(State(api): State<Api>, request: Request, next: Next) -> Response {
     let method = request.method().clone();
     let path = request.extensions().get::<MatchedPath>().cloned();
+    let mut received = Received { counts: Arc::clone(&api.counts), method, path, status: None };
     let response = next.run(request).await;
-    let path = path.as_ref().map_or(OTHER, MatchedPath::as_str);
-    // A client can send any word as a method.
-    let is_known = path != OTHER && response.status() != StatusCode::METHOD_NOT_ALLOWED;
-    let method = if is_known && METHODS.contains(&method) { method.as_str() } else { OTHER };
-    api.counts.add(method, path, response.status().is_success());
+    received.status = Some(response.status());
     response
+}
+
+/// A request, which counts when it is dropped: the server drops that of a client which hangs up.
+struct Received {
+    counts: Arc<ApiCounts>,
+    method: Method,
+    path: Option<MatchedPath>,
+    /// The status of its answer. Absent until there is one.
+    status: Option<StatusCode>,
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        let path = self.path.as_ref().map_or(OTHER, MatchedPath::as_str);
+        // A client can send any word as a method.
+        let is_known = path != OTHER && self.status != Some(StatusCode::METHOD_NOT_ALLOWED);
+        let is_known = is_known && METHODS.contains(&self.method);
+        let method = if is_known { self.method.as_str() } else { OTHER };
+        self.counts.add(method, path, self.status.is_some_and(|status| status.is_success()));
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
+    use crate::rest::testing::Serving;
 
     #[test]
     fn requests_count_by_method_path_and_outcome() {
@@ -118,6 +139,21 @@ mod tests {
             counts.requests().into_iter().collect::<Vec<_>>(),
             [(key, Outcomes { done: 1, refused: 2 })]
         );
+    }
+
+    #[test]
+    fn request_of_a_client_that_hangs_up_counts_as_refused() {
+        let api = Serving::start();
+        let mut client = UnixStream::connect(&api.socket).unwrap();
+        // The server waits for the body.
+        client.write_all(b"PUT /v1/vm HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{").unwrap();
+        let counted = r#"volt_vmm_api_requests_total{method="PUT",path="/v1/vm",outcome="refused"} 1"#;
+        assert!(!api.ask("GET", "/metrics", "").1.contains(counted));
+        drop(client);
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while !api.ask("GET", "/metrics", "").1.contains(counted) {
+            assert!(std::time::Instant::now() < end, "{}", api.ask("GET", "/metrics", "").1);
+        }
     }
 
     #[test]

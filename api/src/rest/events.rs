@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use volt_vmm::{Ending, Progress, RunState, Vm, VmEvent};
 
 use super::error::Fault;
-use super::operations::Operations;
+use super::operations::{OperationOf, Operations};
 
 /// Most events that wait for a slow client, which misses older ones.
 const MOST: usize = 256;
@@ -61,6 +61,8 @@ pub(crate) enum Event {
     State { state: VmState },
     /// Progress of the snapshot that is being taken.
     SnapshotProgress { done_bytes: u64, total_bytes: u64 },
+    /// Progress of the restore of a snapshot, if it has work to do before the guest runs.
+    LoadProgress { done_bytes: u64, total_bytes: u64 },
     /// A device stopped, and works again once its driver resets it.
     DeviceFailed { device: String, problem: String },
     /// The guest has ended. No event follows.
@@ -101,6 +103,7 @@ impl Event {
         match self {
             Self::State { .. } => "state",
             Self::SnapshotProgress { .. } => "snapshot_progress",
+            Self::LoadProgress { .. } => "load_progress",
             Self::DeviceFailed { .. } => "device_failed",
             Self::Ended { .. } => "ended",
         }
@@ -114,7 +117,7 @@ const MOST_CLIENTS: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Hub {
     clients: broadcast::Sender<Event>,
-    /// Whether a task tells the progress of snapshots.
+    /// Whether a task tells the progress of operations.
     is_telling: Arc<AtomicBool>,
 }
 
@@ -147,27 +150,33 @@ impl Hub {
         Ok(self.clients.subscribe())
     }
 
-    /// Tells the clients of the progress of snapshots until the last has ended, or the last client has left.
-    /// To be called when a snapshot begins and when a client comes. Runs on the server's runtime.
+    /// Tells the clients of the progress of operations until the last has ended, or the last client has left.
+    /// To be called when an operation begins and when a client comes. Runs on the server's runtime.
     pub(super) fn tell_progress(&self, operations: &Operations) {
         if self.due(operations).is_none() || self.is_telling.swap(true, Ordering::SeqCst) {
             return;
         }
         let (hub, operations) = (self.clone(), operations.clone());
         tokio::spawn(async move {
-            while let Some(progress) = hub.due(&operations) {
+            while let Some((kind, progress)) = hub.due(&operations) {
                 let (done_bytes, total_bytes) = (progress.done(), progress.total());
-                let _ = hub.clients.send(Event::SnapshotProgress { done_bytes, total_bytes });
+                let event = match kind {
+                    OperationOf::Snapshot => Some(Event::SnapshotProgress { done_bytes, total_bytes }),
+                    // Most loads have nothing to do before the guest runs.
+                    OperationOf::Load if total_bytes == 0 => None,
+                    OperationOf::Load => Some(Event::LoadProgress { done_bytes, total_bytes }),
+                };
+                event.into_iter().for_each(|event| drop(hub.clients.send(event)));
                 tokio::time::sleep(TICK).await;
             }
             hub.is_telling.store(false, Ordering::SeqCst);
-            // A snapshot or a client may have come before that.
+            // An operation or a client may have come before that.
             hub.tell_progress(&operations);
         });
     }
 
-    /// The snapshot whose progress is to be told.
-    fn due(&self, operations: &Operations) -> Option<Progress> {
+    /// The operation whose progress is to be told.
+    fn due(&self, operations: &Operations) -> Option<(OperationOf, Progress)> {
         operations.current().filter(|_| self.clients.receiver_count() > 0)
     }
 }
@@ -181,10 +190,10 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let (hub, operations) = (Hub::new(), Operations::default());
-            let taken = operations.begin(&Progress::default());
+            let taken = operations.begin(OperationOf::Snapshot, &Progress::default());
             hub.tell_progress(&operations);
             let mut client = hub.subscribe().unwrap();
-            let _other = operations.begin(&Progress::default());
+            let other = operations.begin(OperationOf::Snapshot, &Progress::default());
             (0..3).for_each(|_| hub.tell_progress(&operations));
             tokio::task::yield_now().await;
             assert!(matches!(client.try_recv(), Ok(Event::SnapshotProgress { .. })));
@@ -196,6 +205,14 @@ mod tests {
             let mut client = hub.subscribe().unwrap();
             hub.tell_progress(&operations);
             assert!(client.recv().await.is_ok(), "it begins again for a new client");
+            let load = Progress::default();
+            let _load = operations.begin(OperationOf::Load, &load);
+            load.begin(8);
+            drop(other);
+            let told = async {
+                while client.recv().await != Ok(Event::LoadProgress { done_bytes: 0, total_bytes: 8 }) {}
+            };
+            told.await;
         });
     }
 
@@ -204,6 +221,7 @@ mod tests {
         for event in [
             Event::State { state: VmState::NotStarted },
             Event::SnapshotProgress { done_bytes: 1, total_bytes: 2 },
+            Event::LoadProgress { done_bytes: 1, total_bytes: 2 },
             Event::DeviceFailed { device: "rng".to_owned(), problem: "p".to_owned() },
             Event::Ended { cause: EndCause::TripleFault, problem: None },
         ] {

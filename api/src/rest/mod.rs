@@ -44,7 +44,7 @@ pub(crate) use firecracker::names::config_file::ConfigFile;
 pub(crate) use firecracker::names::cpu::CpuConfig;
 pub(crate) use firecracker::names::logger::{LogLevel, Logger};
 pub(crate) use firecracker::names::metrics::MetricsFile;
-use operations::Operations;
+use operations::{OperationOf, Operations};
 pub(crate) use server::Server;
 pub(crate) use socket::{Socket, SocketFile};
 
@@ -63,7 +63,7 @@ struct Api {
     calls: Calls,
     /// The clients that follow the VM.
     events: Hub,
-    /// Snapshots that are being taken.
+    /// Snapshots and loads that are under way.
     operations: Operations,
 }
 
@@ -130,6 +130,15 @@ impl Api {
             Ok(())
         })
         .await
+    }
+
+    /// Cancels the start of the VM that is under way, if there is one. The process ends after it.
+    fn cancel_start(&self) -> bool {
+        let is_starting = self.slot.cancel_start();
+        if is_starting && let Some(load) = self.operations.current_of_kind(OperationOf::Load) {
+            load.cancel();
+        }
+        is_starting
     }
 
     /// Runs one call of the library on a thread that may block. It continues to its end even if the client

@@ -1,14 +1,29 @@
-//! Snapshots that are being taken: their progress, for events and requests, and their cancelling.
+//! Snapshots that are being taken, and the load that is under way: their progress, for events and requests,
+//! and their cancelling.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use volt_vmm::Progress;
 
-/// The snapshots that are being taken, the oldest first. Cloning shares them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Operations(Arc<Mutex<Vec<(u64, Progress)>>>);
+/// Kinds of operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OperationOf {
+    Snapshot,
+    Load,
+}
 
-/// A snapshot in the list, until it is dropped.
+/// The operations that are under way, the oldest first. Cloning shares them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Operations(Arc<Mutex<Vec<Ongoing>>>);
+
+#[derive(Clone, Debug)]
+struct Ongoing {
+    number: u64,
+    kind: OperationOf,
+    progress: Progress,
+}
+
+/// An operation in the list, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Operation {
     all: Operations,
@@ -17,30 +32,38 @@ pub(super) struct Operation {
 
 impl Operations {
     // No holder of the lock panics.
-    fn lock(&self) -> MutexGuard<'_, Vec<(u64, Progress)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Ongoing>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a snapshot.
-    pub(super) fn begin(&self, progress: &Progress) -> Operation {
+    /// Adds an operation.
+    pub(super) fn begin(&self, kind: OperationOf, progress: &Progress) -> Operation {
         let mut all = self.lock();
-        let number = all.last().map_or(0, |(last, _)| last + 1);
-        all.push((number, progress.clone()));
+        let number = all.last().map_or(0, |last| last.number + 1);
+        all.push(Ongoing { number, kind, progress: progress.clone() });
         Operation { all: self.clone(), number }
     }
 
-    /// The progress of the snapshot that is being taken. A VM takes one at a time, in any order: one that has
-    /// begun comes before those that wait, and of these the oldest is next.
-    pub(super) fn current(&self) -> Option<Progress> {
-        let all = self.lock();
-        let begun = all.iter().find(|(_, progress)| progress.total() > 0);
-        begun.or(all.first()).map(|(_, progress)| progress.clone())
+    /// The progress of the operation that is under way. A VM takes one snapshot at a time, in any order: one
+    /// that has begun comes before those that wait, and of these the oldest is next.
+    pub(super) fn current(&self) -> Option<(OperationOf, Progress)> {
+        Self::current_of(&self.lock(), |_| true).map(|found| (found.kind, found.progress.clone()))
+    }
+
+    /// As [`Operations::current`], for a kind.
+    pub(super) fn current_of_kind(&self, kind: OperationOf) -> Option<Progress> {
+        Self::current_of(&self.lock(), |found| found.kind == kind).map(|found| found.progress.clone())
+    }
+
+    fn current_of(all: &[Ongoing], is_wanted: impl Fn(&&Ongoing) -> bool) -> Option<&Ongoing> {
+        let begun = all.iter().filter(&is_wanted).find(|found| found.progress.total() > 0);
+        begun.or_else(|| all.iter().find(is_wanted))
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        self.all.lock().retain(|(number, _)| *number != self.number);
+        self.all.lock().retain(|other| other.number != self.number);
     }
 }
 
@@ -52,12 +75,22 @@ mod tests {
     fn snapshot_that_has_begun_comes_before_those_that_wait() {
         let operations = Operations::default();
         let [waiting, taken] = [Progress::default(), Progress::default()];
-        let _waiting = operations.begin(&waiting);
-        let begun = operations.begin(&taken);
+        let _waiting = operations.begin(OperationOf::Snapshot, &waiting);
+        let begun = operations.begin(OperationOf::Snapshot, &taken);
         taken.begin(8);
-        assert_eq!(operations.current().unwrap().total(), 8);
+        assert_eq!(operations.current().unwrap().1.total(), 8);
         drop(begun);
-        assert_eq!(operations.current().unwrap().total(), 0);
+        assert_eq!(operations.current().unwrap().1.total(), 0);
+    }
+
+    #[test]
+    fn load_is_no_snapshot() {
+        let (operations, progress) = (Operations::default(), Progress::default());
+        let _load = operations.begin(OperationOf::Load, &progress);
+        progress.begin(8);
+        assert_eq!(operations.current().unwrap().0, OperationOf::Load);
+        assert!(operations.current_of_kind(OperationOf::Snapshot).is_none());
+        assert_eq!(operations.current_of_kind(OperationOf::Load).unwrap().total(), 8);
     }
 
     #[test]
@@ -65,10 +98,11 @@ mod tests {
         let operations = Operations::default();
         assert!(operations.current().is_none());
         let (first, second) = (Progress::default(), Progress::default());
-        let [one, two] = [&first, &second].map(|progress| operations.begin(progress));
-        operations.current().unwrap().cancel();
+        let begin = |progress| operations.begin(OperationOf::Snapshot, progress);
+        let [one, two] = [&first, &second].map(begin);
+        operations.current().unwrap().1.cancel();
         drop(one);
-        let third = operations.begin(&Progress::default());
+        let third = begin(&Progress::default());
         drop(two);
         assert!(operations.current().is_some());
         drop(third);

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 use volt_vmm::config::Overrides;
 use volt_vmm::{
-    CaptureStats, ChangedImages, ClockMode, Console, Error, HugePages, PagerOptions, RecordUntil,
+    CaptureStats, ChangedImages, ClockMode, Console, Error, HugePages, PagerOptions, Progress, RecordUntil,
     RestoreOptions, Snapshot, SnapshotFiles, SnapshotKind, SnapshotOptions, Store, Unpack,
 };
 
@@ -16,6 +16,7 @@ use super::Api;
 use super::calls::Queue;
 use super::counts::TimedAct;
 use super::error::Fault;
+use super::operations::OperationOf;
 use crate::process::jail;
 use crate::process::serial_output::SerialOutput;
 use crate::process::shared_pager::SharedPager;
@@ -118,7 +119,7 @@ fn usually() -> bool {
     true
 }
 
-/// Restores a snapshot.
+/// Restores a snapshot. Clients may follow its progress and cancel it.
 pub(crate) async fn restore(
     api: &Api,
     mut snapshot: SnapshotToRestore,
@@ -130,7 +131,11 @@ pub(crate) async fn restore(
     if snapshot.grants_jail {
         snapshot.allow_paths.push("/".into());
     }
+    let progress = Progress::default();
+    let operation = api.operations.begin(OperationOf::Load, &progress);
+    api.events.tell_progress(&api.operations);
     let mut options = RestoreOptions::default()
+        .progress(&progress)
         .allow_taps(snapshot.grants_jail && !jail::is_of_root())
         .overrides(snapshot.overrides)
         .allowed(snapshot.allow_paths)
@@ -145,6 +150,7 @@ pub(crate) async fn restore(
     options.resume = !snapshot.paused;
     let (counts, requested) = (Arc::clone(&api.counts), Instant::now());
     let make = move |pool: Option<_>, console: Console| {
+        let _operation = operation;
         // A prewarmed VM does not log writes; using it saves more time than the log. Over a memory handler,
         // only the log tells written pages from fetched ones.
         let is_handled = matches!(place, SnapshotPlace::Handled(..));
@@ -169,7 +175,7 @@ pub(crate) async fn take(
     (path, memory): (PathBuf, Option<PathBuf>),
     options: SnapshotOptions,
 ) -> Result<CaptureStats, Fault> {
-    let operation = api.operations.begin(&options.progress);
+    let operation = api.operations.begin(OperationOf::Snapshot, &options.progress);
     api.events.tell_progress(&api.operations);
     let act = match options.kind {
         SnapshotKind::Full => TimedAct::FullSnapshot,

@@ -7,7 +7,7 @@
 //!
 //! Claims and removals hold the lock of the root, so two processes never decide about one name at once.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, DirEntry, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ impl RunRoot {
         Err(Failure::run_dir(self.path(), "all names that are made up are taken; give one (--name NAME)"))
     }
 
-    /// Makes the directory of a name. A directory that a killed process began is used.
+    /// Makes the directory of a name. The directory of a VM that a killed process began is replaced.
     fn make(&self, name: &VmName) -> io::Result<()> {
         let path = self.path().join(name.as_str());
         let make = || DirBuilder::new().mode(0o700).create(&path);
@@ -85,7 +85,16 @@ impl RunRoot {
         if error.kind() != ErrorKind::AlreadyExists {
             return Failure::run_dir(&self.path().join(name.as_str()), format!("cannot create it: {error}"));
         }
-        let is_alive = VmDir::open(self, name.as_str()).is_none_or(|vm| vm.is_alive());
+        let path = self.path().join(name.as_str());
+        let is_alive = match VmDir::open(self, name.as_str()) {
+            Some(vm) => vm.is_alive(),
+            None if is_directory(&path) && vm_dir::is_held(&path) => true,
+            None => {
+                let path = path.display();
+                let problem = format!("{path} is no VM's and has this name; move it, or choose another name");
+                return Failure::vm(name.as_str(), problem);
+            }
+        };
         let (state, cure) = match is_alive {
             true => ("runs", "choose another name"),
             false => ("has ended", "remove it (volt-vmm rm NAME), or choose another name"),
@@ -93,17 +102,21 @@ impl RunRoot {
         Failure::vm(name.as_str(), format!("a VM of this name {state}; {cure}"))
     }
 
-    /// Removes the directory of an ended VM.
+    /// Removes the directory of an ended VM. Returns false if another process has removed it; the name may be
+    /// another VM's by then.
     ///
     /// # Errors
     /// The VM lives, or the host refuses.
-    pub(crate) fn remove(&self, name: &VmName) -> Result<(), Failure> {
+    pub(crate) fn remove(&self, record: &Record) -> Result<bool, Failure> {
         let _lock = self.lock()?;
-        let directory = self.path().join(name.as_str());
-        if vm_dir::is_held(&directory) {
-            return Err(Failure::vm(name.as_str(), "it runs; stop it first, or use rm --force"));
+        let directory = self.path().join(record.name.as_str());
+        if vm_dir::read_record(&directory).is_none_or(|found| found.id != record.id) {
+            return Ok(false);
         }
-        remove(&directory)
+        if vm_dir::is_held(&directory) {
+            return Err(Failure::vm(record.name.as_str(), "it runs; stop it first, or use rm --force"));
+        }
+        remove(&directory).map(|()| true)
     }
 
     /// Waits for the end of a VM, then removes its directory, unless it is another VM's by then. Afterwards
@@ -192,9 +205,9 @@ fn remove(directory: &Path) -> Result<(), Failure> {
 
 /// Whether nothing of a directory is kept for its user, and no process holds its lock: it has no whole
 /// record, or that of a VM which never started or is removed at its end. A record that cannot be read
-/// protects the directory. The root is locked, so no claim is half done.
+/// protects the directory, and so does an entry that no VM's process makes. The root is locked, so no claim
+/// is half done.
 fn is_abandoned(directory: &Path) -> bool {
-    let is_directory = fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir());
     let is_free = match fs::read(directory.join(files::RECORD)) {
         // A crash of the host can tear it.
         Ok(_) => {
@@ -202,7 +215,22 @@ fn is_abandoned(directory: &Path) -> bool {
         }
         Err(error) => error.kind() == ErrorKind::NotFound,
     };
-    is_directory && is_free && !vm_dir::is_held(directory)
+    is_directory(directory) && is_free && has_only_own_files(directory) && !vm_dir::is_held(directory)
+}
+
+/// Whether a path is a directory, and no link to one.
+fn is_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
+}
+
+/// Whether all entries of a directory are files that the directory of a VM has.
+fn has_only_own_files(directory: &Path) -> bool {
+    let is_own = |entry: io::Result<DirEntry>| {
+        let Ok(entry) = entry else { return false };
+        let is_known = entry.file_name().to_str().is_some_and(files::is_known);
+        is_known && entry.file_type().is_ok_and(|kind| !kind.is_dir())
+    };
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.all(is_own))
 }
 
 /// Makes all files of a VM's directory, and locks it. The VM's process opens them before it confines itself.
@@ -269,14 +297,15 @@ mod tests {
         let first = claim(&root, "web").unwrap();
         let error = claim(&root, "web").unwrap_err().to_string();
         assert_eq!(error, "VM web: a VM of this name runs; choose another name");
-        assert!(root.remove(&first.record.name).unwrap_err().to_string().contains("it runs"));
-        let name = first.record.name.clone();
+        assert!(root.remove(&first.record).unwrap_err().to_string().contains("it runs"));
+        let record = first.record.clone();
         drop(enter(first.directory()).unwrap());
         first.keep();
         let error = claim(&root, "web").unwrap_err().to_string();
         assert!(error.contains("has ended; remove it (volt-vmm rm NAME)"), "{error}");
-        root.remove(&name).unwrap();
+        assert!(root.remove(&record).unwrap());
         assert!(all(&root).unwrap().is_empty());
+        assert!(!root.remove(&record).unwrap(), "it is gone already");
         drop(claim(&root, "web").unwrap());
         assert!(!root.path().join("web").exists(), "a dropped claim leaves nothing");
     }
@@ -335,10 +364,58 @@ mod tests {
     #[test]
     fn abandoned_directory_does_not_keep_its_name() {
         let (_dir, root) = scratch();
-        fs::create_dir(root.path().join("web")).unwrap();
-        fs::write(root.path().join("web/log"), "half").unwrap();
+        let web = root.path().join("web");
+        fs::create_dir(&web).unwrap();
+        for name in ["log", ".vm.json", "vsock_52"] {
+            fs::write(web.join(name), "half").unwrap();
+        }
         assert!(all(&root).unwrap().is_empty());
         claim(&root, "web").unwrap();
+    }
+
+    #[test]
+    fn foreign_file_that_has_the_name_is_kept_and_told() {
+        let (dir, root) = scratch();
+        let path = root.path().join("web");
+        let (log, nested) = (path.join("log"), path.join("vsock"));
+        let refused = || {
+            let error = claim(&root, "web").unwrap_err().to_string();
+            let words = format!("VM web: {} is no VM's and has this name", path.display());
+            assert!(error.starts_with(&words), "{error}");
+            root.remove_abandoned().unwrap();
+            assert!(fs::symlink_metadata(&path).is_ok());
+        };
+        // A directory of another program, also one with a lock and with a name of a VM's file.
+        fs::create_dir(&path).unwrap();
+        fs::write(&log, "").unwrap();
+        fs::write(path.join("precious"), "").unwrap();
+        refused();
+        fs::rename(path.join("precious"), path.join(files::LOCK)).unwrap();
+        fs::create_dir(&nested).unwrap();
+        refused();
+        assert!(log.exists() && nested.exists());
+        fs::rename(&path, dir.path("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(dir.path("elsewhere"), &path).unwrap();
+        refused();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        refused();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn removal_leaves_another_vm_that_has_the_name_by_then() {
+        let (_dir, root) = scratch();
+        let ended = || {
+            let claim = claim(&root, "web").unwrap();
+            drop(enter(claim.directory()).unwrap());
+            claim.keep()
+        };
+        let first = ended();
+        assert!(root.remove(&first).unwrap());
+        let second = ended();
+        assert!(!root.remove(&first).unwrap());
+        assert_eq!(vm_dir::read_record(&root.path().join("web")).unwrap().id, second.id);
     }
 
     #[test]

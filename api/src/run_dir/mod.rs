@@ -38,4 +38,15 @@ pub(crate) mod files {
     pub(crate) const SERIAL_LOGS: [&str; 2] = ["serial-0.log", "serial-1.log"];
     pub(crate) const LOG: &str = "log";
     pub(crate) const OUTCOME: &str = "outcome.json";
+    /// A new record, before it takes the place of the old one.
+    pub(super) const NEW_RECORD: &str = ".vm.json";
+
+    /// Whether a VM's directory may have an entry of this name. A process of the host listens at `vsock_PORT`
+    /// for connections of the guest.
+    pub(super) fn is_known(name: &str) -> bool {
+        let single = [LOCK, RECORD, NEW_RECORD, CONFIG, API, SERIAL, VSOCK, CONSOLE, LOG, OUTCOME];
+        let port = name.strip_prefix(VSOCK).and_then(|rest| rest.strip_prefix('_'));
+        let is_port = port.is_some_and(|port| port.parse::<u32>().is_ok());
+        single.contains(&name) || SERIAL_LOGS.contains(&name) || is_port
+    }
 }

@@ -1,7 +1,8 @@
 //! The outcome of a VM: status and cause of its end.
 //!
 //! The file is open before the process confines itself and holds spaces, so that a full disk cannot keep the
-//! outcome out. One write(2) replaces them, which any confined thread may make.
+//! outcome out. One write(2) replaces them all, which any confined thread may make. If two processes write,
+//! the later one replaces the other's outcome whole.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -10,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::record::now;
 
-/// Room for an outcome, in bytes.
-const ROOM: usize = 1024;
+/// Room for an outcome, in bytes. Each writer fills it.
+pub(super) const ROOM: usize = 1024;
 /// Longest message of an outcome, in bytes.
 const LONGEST_MESSAGE: usize = 480;
 
@@ -82,10 +83,17 @@ pub(super) fn reserve(mut file: &File) -> io::Result<()> {
 /// # Errors
 /// The file system refuses.
 pub(crate) fn write(mut file: &File, end: &EndOfVm) -> io::Result<()> {
-    let mut text = serde_json::to_string(end)?;
-    text.push('\n');
+    let mut end = end.clone();
+    let mut text = serde_json::to_vec(&end)?;
     // Escapes of control characters can make it longer than its room.
-    file.write_all(text.as_bytes())
+    while text.len() >= ROOM {
+        let half = end.message.len() / 2;
+        end.message.truncate((0..=half).rfind(|at| end.message.is_char_boundary(*at)).unwrap_or(0));
+        text = serde_json::to_vec(&end)?;
+    }
+    text.resize(ROOM - 1, b' ');
+    text.push(b'\n');
+    file.write_all(&text)
 }
 
 #[cfg(test)]
@@ -105,5 +113,20 @@ mod tests {
         assert_eq!(end.message.len(), LONGEST_MESSAGE);
         write(&file, &end).unwrap();
         assert_eq!((EndOfVm::parse(&read()), read().len()), (Some(end), ROOM));
+        // Another process, which opened the file by itself, records a shorter one.
+        let short = EndOfVm::now(137, Cause::Killed, "k");
+        write(&File::options().write(true).open(&path).unwrap(), &short).unwrap();
+        assert_eq!((EndOfVm::parse(&read()), read().len()), (Some(short), ROOM));
+    }
+
+    #[test]
+    fn message_of_control_characters_is_cut_to_the_room() {
+        let dir = Dir::new();
+        let path = dir.path("outcome");
+        let end = EndOfVm::now(1, Cause::Failed, "\x01".repeat(1000));
+        write(&File::create(&path).unwrap(), &end).unwrap();
+        let found = EndOfVm::parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        assert!(end.message.starts_with(&found.message) && !found.message.is_empty(), "{found:?}");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), ROOM as u64);
     }
 }

@@ -5,10 +5,7 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::outcome::Cause;
-
-/// Longest outcome, in bytes.
-const LONGEST: usize = 256;
+use super::outcome::{Cause, ROOM};
 
 /// There is no outcome to write, or it is written.
 const NONE: i32 = -1;
@@ -47,24 +44,24 @@ pub(crate) fn record(status: u8, cause: Cause, message: &'static str) {
     };
     // SAFETY: it stays open, by `expect`.
     let file = unsafe { BorrowedFd::borrow_raw(number) };
-    let mut room = [0; LONGEST];
-    let text = text(&mut room, status, cause, message);
-    let _ = rustix::io::write(file, text);
+    let _ = rustix::io::write(file, &text(status, cause, message));
     written();
 }
 
-/// The outcome as [`super::outcome::EndOfVm`] reads it.
-fn text<'a>(room: &'a mut [u8; LONGEST], status: u8, cause: Cause, message: &str) -> &'a [u8] {
+/// The outcome as [`super::outcome::EndOfVm`] reads it, in the whole of its room.
+fn text(status: u8, cause: Cause, message: &str) -> [u8; ROOM] {
     let cause = match cause {
         Cause::Crashed => "crashed",
         Cause::Signal => "signal",
         _ => "failed",
     };
-    let mut left = &mut room[..];
-    let written =
-        writeln!(left, r#"{{"status":{status},"cause":"{cause}","message":"{message}","ended":null}}"#);
-    let len = if written.is_ok() { LONGEST - left.len() } else { 0 };
-    &room[..len]
+    let mut room = [b' '; ROOM];
+    // The messages are constants of a line.
+    let _ = writeln!(
+        &mut room[..],
+        r#"{{"status":{status},"cause":"{cause}","message":"{message}","ended":null}}"#
+    );
+    room
 }
 
 #[cfg(test)]
@@ -75,10 +72,9 @@ mod tests {
     #[test]
     fn outcome_of_a_handler_is_read_as_others_are() {
         for (status, cause) in [(5, Cause::Crashed), (139, Cause::Signal), (6, Cause::Failed)] {
-            let mut room = [0; LONGEST];
-            let text = text(&mut room, status, cause, "why");
+            let text = text(status, cause, "why");
             let end = EndOfVm { status, cause, message: "why".to_owned(), ended: None };
-            assert_eq!(EndOfVm::parse(std::str::from_utf8(text).unwrap()), Some(end));
+            assert_eq!(EndOfVm::parse(std::str::from_utf8(&text).unwrap()), Some(end));
         }
     }
 }

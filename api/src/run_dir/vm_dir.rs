@@ -81,6 +81,12 @@ impl VmDir {
         self.recorded_end().is_some()
     }
 
+    /// Whether a process has taken the directory over for its VM, by now.
+    pub(crate) fn has_started(&self) -> bool {
+        let is_taken = |record: Record| record.id == self.record.id && record.pid.is_some();
+        self.record.pid.is_some() || self.has_outcome() || read_record(&self.path).is_some_and(is_taken)
+    }
+
     /// Records an end that this process saw, unless the VM's process did.
     pub(crate) fn record_end(&self, end: &EndOfVm) {
         if self.recorded_end().is_none() {
@@ -110,7 +116,7 @@ pub(super) fn read_record(directory: &Path) -> Option<Record> {
 
 /// Writes the record into a directory, so that a reader finds the old one or the new one whole.
 pub(super) fn write_record(directory: &Path, record: &Record) -> io::Result<()> {
-    let new = directory.join(".vm.json");
+    let new = directory.join(files::NEW_RECORD);
     let mut options = File::options();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(&serde_json::to_vec(record)?)?;

@@ -13,6 +13,8 @@ use super::record::RecordWriter;
 
 /// Most bytes of a file. Once the log is full, it has the last 512 KiB at least, and 1 MiB at most.
 pub(super) const MOST: u64 = 512 << 10;
+/// Most bytes of output whose records wait for the file at once: a record of an empty line takes 31 bytes.
+const PART: usize = 64 << 10;
 /// The first line of a file, before its number.
 const TITLE: &str = "# volt-vmm serial log, part ";
 
@@ -73,10 +75,17 @@ impl SerialLog {
         self.append(title(self.number).as_bytes())
     }
 
-    /// Adds output of the guest.
+    /// Adds output of the guest. If it has more than both files hold, the oldest of it is left out.
     pub(super) fn add(&mut self, output: &[u8], now: SystemTime) {
-        self.records.add(output, now, &mut self.pending);
-        self.write_pending();
+        let left_out = output.len().saturating_sub(2 * MOST as usize);
+        if left_out > 0 {
+            // The line that has begun does not go on with what follows.
+            self.flush(now);
+        }
+        for part in output[left_out..].chunks(PART) {
+            self.records.add(part, now, &mut self.pending);
+            self.write_pending();
+        }
     }
 
     /// Whether the guest has begun a line.
@@ -93,20 +102,30 @@ impl SerialLog {
     /// A record that the file system refuses is lost, because the guest must not wait for the disk.
     fn write_pending(&mut self) {
         let pending = std::mem::take(&mut self.pending);
-        if pending.is_empty() {
-            return;
-        }
-        if self.len + pending.len() as u64 > MOST {
-            self.number += 1;
-            self.len = 0;
-        }
-        let begun = if self.len == 0 { self.begin_file() } else { Ok(()) };
-        let written = begun.and_then(|()| self.append(&pending));
-        if let Err(error) = written
+        if let Err(error) = self.write(&pending)
             && !std::mem::replace(&mut self.has_failed, true)
         {
             log::warn!("cannot write the serial log: {error}; output is lost");
         }
+    }
+
+    /// Writes whole records, and goes on in the other file where one is full.
+    fn write(&mut self, mut records: &[u8]) -> io::Result<()> {
+        while !records.is_empty() {
+            if self.len == 0 {
+                self.begin_file()?;
+            }
+            let room = records.len().min((MOST - self.len) as usize);
+            let fits = records[..room].iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+            let (fitting, rest) = records.split_at(fits);
+            self.append(fitting)?;
+            if !rest.is_empty() {
+                self.number += 1;
+                self.len = 0;
+            }
+            records = rest;
+        }
+        Ok(())
     }
 
     /// Appends bytes whole, or nothing of them.
@@ -146,6 +165,28 @@ pub(super) mod tests {
         assert!(numbers[0].abs_diff(numbers[1]) == 1 && numbers[0] >= 8, "{numbers:?}");
         assert!(texts.iter().all(|text| text.len() as u64 <= MOST), "{}", texts[0].len());
         assert!(texts.iter().any(|text| text.len() as u64 > MOST - 2000));
+    }
+
+    #[test]
+    fn much_output_at_once_stays_below_the_cap() {
+        let dir = Dir::new();
+        let (mut log, paths) = begin(&dir);
+        let text = |path| String::from_utf8(std::fs::read(path).unwrap()).unwrap();
+        let short_lines = (0..4 << 18).map(|number| format!("{:03}\n", number % 1000)).collect::<String>();
+        for output in ["\n".repeat(4 << 20), "x".repeat(4 << 20), short_lines + "the last\n"] {
+            log.add(b"begun", SystemTime::UNIX_EPOCH);
+            log.add(output.as_bytes(), SystemTime::UNIX_EPOCH);
+            for path in &paths {
+                let text = text(path);
+                assert!(text.len() as u64 <= MOST, "{}", text.len());
+                let mut records = text.lines().skip(1);
+                assert!(
+                    records.all(|line| crate::serial::record::LogRecord::parse(line.as_bytes()).is_some())
+                );
+            }
+            assert!(paths.iter().any(|path| text(path).len() as u64 > MOST - 5000), "one is full");
+        }
+        assert!(paths.iter().any(|path| text(path).ends_with(" F the last\n")));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::process::confinement_choice::ConfinementChoice;
 use crate::process::exit::Status;
 use crate::process::fork::detachment::Awaited;
 use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, Run};
+use crate::process::log::{self, LogChange};
 use crate::process::vm_slot::Slot;
 use crate::process::{home, start};
 use crate::session::Session;
@@ -55,9 +56,15 @@ fn receive_and_run(
 ) -> Result<Status, Failure> {
     let ChildSetup { shape, overrides, run_dir, paused } = of(parent)?.receive()?;
     let id = match run_dir {
-        Some(directory) => home::enter(&directory, None, None)?.record.name.to_string(),
+        Some(directory) => {
+            let directory = confinement.check_run_dir(&directory)?;
+            home::enter(&directory, None, None)?.record.name.to_string()
+        }
         None => id,
     };
+    if confinement.log != LogChange::default() {
+        log::change(&id, confinement.log.clone())?;
+    }
     confinement.add_socket(api_socket);
     confinement::apply(confinement, Some(shape))?;
     let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?;

@@ -121,7 +121,8 @@ impl Session {
             return self.shut_down(vm.wait_ending(), server);
         }
         self.finish(server);
-        Ok(Status::Signal(signals::ended_by()))
+        // A signal closed the slot, or a client cancelled a start.
+        Ok(Status::of_ending(Ending::Stopped, signals::ended_by()))
     }
 
     /// Starts to receive signals. [`Session::run`] does this once the guest runs. A slow start calls it

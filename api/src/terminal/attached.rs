@@ -30,7 +30,8 @@ Ctrl-A X       end the VM
 Ctrl-A Ctrl-A  send Ctrl-A to the guest (also: Ctrl-A A)
 Ctrl-A H       this list (also: Ctrl-A ?)";
 
-/// Most bytes of input that wait for the VM. More is not read.
+/// Most bytes of input that wait for the VM. More is not read from a file or a pipe. More from a terminal is
+/// dropped, because keys such as Ctrl-A D may follow.
 const TYPED_AHEAD: usize = 64 << 10;
 /// Time between two calls for [`Event::Tick`].
 const TICK: Duration = Duration::from_millis(200);
@@ -139,7 +140,7 @@ impl<F: FnMut(Event) -> Result<bool, Failure>> Client<'_, F> {
 
     /// Waits for input, the console, the screen or a signal.
     fn wait(&self) -> Ready {
-        let reads = self.has_input && self.typed.len() < TYPED_AHEAD;
+        let reads = self.has_input && (self.parser.is_some() || self.typed.len() < TYPED_AHEAD);
         let when = |condition, flags| if condition { flags } else { PollFlags::empty() };
         let input = stdin();
         let console =
@@ -196,7 +197,10 @@ impl<F: FnMut(Event) -> Result<bool, Failure>> Client<'_, F> {
         };
         for input in parser.parse(bytes) {
             match input {
-                Input::Guest(bytes) => self.typed.extend_from_slice(&bytes),
+                Input::Guest(bytes) => {
+                    let room = TYPED_AHEAD.saturating_sub(self.typed.len());
+                    self.typed.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                }
                 Input::ListKeys => eprintln!("\n{KEYS}"),
                 Input::Detach if self.has_ended => return Ok(Some(Left::Ended)),
                 Input::Detach => return Ok(Some(Left::Detached)),

@@ -1,10 +1,13 @@
 //! The log of a process: its receiver, layout and level by the command line.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
-use volt_tests::{Boot, Outcome, Scratch, needs};
+use serde_json::{Value, json};
+use volt_tests::names::small;
+use volt_tests::rest::ask;
+use volt_tests::{Boot, Child, Names, Outcome, Scratch, needs};
 
 /// Boots a guest whose snapshot logs its pause at the level info. Returns volt-vmm's messages.
 fn snapshots_with(options: &[&str]) -> String {
@@ -40,6 +43,64 @@ fn log_goes_to_its_receiver_in_its_layout() {
     assert!(said.starts_with("volt-vmm: snapshot ") && said.contains("paused the guest"), "{said}");
     let said = snapshots_with(&["--log", "stderr", "--log-level", "info"]);
     assert!(said.contains("Z INFO [anonymous-instance] snapshot "), "{said}");
+}
+
+/// Takes a snapshot by an API, which logs its pause at the level info.
+fn take_by(ask: impl Fn(&str, &str, &str) -> (u16, String), path: &Path) {
+    let body = json!({ "path": path }).to_string();
+    let (status, answer) = ask("POST", "/v1/vm/snapshots", &body);
+    assert_eq!(status, 201, "{answer}");
+}
+
+#[test]
+fn children_of_a_fork_have_the_log_of_their_parent() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let log = scratch.path("log");
+    let options = ["--log", log.to_str().unwrap(), "--log-level", "info", "--log-format", "json"];
+    let mut guest = Boot::small("count mib=4").device(options).start();
+    guest.wait_for("count 5\n");
+    let child = |socket: &Path| {
+        let directory = scratch.fresh("children");
+        fs::create_dir(&directory).unwrap();
+        Child::fork(socket, &directory, &[("child", json!({}))], false).remove(0)
+    };
+    let first = child(guest.socket());
+    let second = child(first.socket());
+    for child in [&first, &second] {
+        take_by(|method, path, body| child.ask(method, path, body), &scratch.fresh("snapshot"));
+        let lines = read(&log);
+        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let own = lines.filter(|line| line["vm"] == child.id()).collect::<Vec<_>>();
+        let pause = |line: &Value| line["message"].as_str().unwrap().contains("paused the guest");
+        assert!(own.iter().any(pause), "{own:?}");
+    }
+    [first, second].into_iter().for_each(Child::stop);
+}
+
+#[test]
+fn log_of_restored_vms_and_of_vms_with_names_has_their_names() {
+    needs!(kvm);
+    let names = Names::new();
+    let log = names.scratch().path("log");
+    let options = ["--log", log.to_str().unwrap(), "--log-level", "info"].map(Into::into);
+    let mut words = small("echo");
+    words.extend(["-d", "--name", "web"].map(Into::into).into_iter().chain(options.clone()));
+    Outcome::of_command(&mut names.command(words)).succeeded();
+    names.ok("snapshot create web warm");
+    let mut words: Vec<OsString> = ["restore", "-d", "--name", "clone", "warm"].map(Into::into).to_vec();
+    words.extend(options);
+    Outcome::of_command(&mut names.command(words)).succeeded();
+    names.ok("fork --name kid clone");
+    for name in ["web", "clone", "kid"] {
+        take_by(
+            |method, path, body| ask(&names.of(name).join("api.sock"), method, path, body),
+            &names.scratch().fresh("snapshot"),
+        );
+        let said = format!("Z INFO [{name}] snapshot ");
+        assert!(read(&log).lines().any(|line| line.contains(&said)), "{}", read(&log));
+        assert_eq!(names.ok(&format!("logs --messages {name}")), "", "nothing is logged elsewhere");
+    }
 }
 
 #[test]

@@ -63,6 +63,13 @@ fn known_disk_operations_are_counted_exactly_and_a_clone_begins_at_zero() {
         assert_eq!(sent, guest.output().len() as f64);
         let exits = found.get(r#"volt_vmm_vcpu_exits_total{vcpu="0",reason="pio_write"}"#);
         assert!(exits >= sent, "{exits} exits for {sent} bytes");
+        assert!(found.get(r#"volt_vmm_vcpu_exit_seconds_total{vcpu="0",reason="pio_write"}"#) > 0.0);
+        let of_device = |family| found.get(&format!("volt_vmm_device_{family}_total{{device=\"disk-d\"}}"));
+        assert!(of_device("notifications") >= 1.0 && of_device("interrupts") >= 0.0, "{engine}");
+        assert_eq!(of_device("failures"), 0.0);
+        assert_eq!(found.get(r#"volt_vmm_queue_stalls_total{device="disk-d",queue="requests"}"#), 0.0);
+        assert_eq!(found.get("volt_vmm_log_lines_lost_total"), 0.0);
+        assert_eq!(found.get("volt_vmm_memory_given_back_bytes_total"), 0.0);
         assert_eq!(found.get(r#"volt_vmm_vms{state="running"}"#), 1.0);
         assert!(
             !found.has("volt_vmm_restore_seconds_count") && !found.has("volt_vmm_snapshot_seconds_count")
@@ -70,7 +77,10 @@ fn known_disk_operations_are_counted_exactly_and_a_clone_begins_at_zero() {
         guest.pause();
         let snapshot = guest.snapshot();
         let taken = r#"volt_vmm_snapshot_seconds_count{kind="full"}"#;
-        assert_eq!(metrics(&guest).get(taken), 1.0);
+        let of_parent = metrics(&guest);
+        assert_eq!(of_parent.get(taken), 1.0);
+        assert_eq!(of_parent.get(r#"volt_vmm_snapshot_disk_stop_seconds_count{kind="full"}"#), 1.0);
+        assert!(of_parent.get("volt_vmm_memory_base_bytes") > 0.0, "the pages that the snapshot froze");
         drop(guest);
         let clone = metrics(&snapshot.restore());
         assert_eq!(clone.sum("volt_vmm_device_bytes_total"), 0.0, "{engine}");
@@ -125,6 +135,11 @@ fn page_faults_of_packed_memory_are_counted_in_the_process_that_answers_them() {
         assert!(read >= 1.0 && read <= found.get("volt_vmm_touched_chunks"), "{options:?}: {read}");
         assert!(found.get(r#"volt_vmm_page_fault_seconds_sum{kind="read"}"#) > 0.0, "{options:?}");
         assert_eq!(found.get(r#"volt_vmm_page_fault_seconds_count{kind="failed"}"#), 0.0);
+        for kind in ["zero", "present"] {
+            let count = found.get(&format!("volt_vmm_page_fault_seconds_count{{kind=\"{kind}\"}}"));
+            let sum = found.get(&format!("volt_vmm_page_fault_seconds_sum{{kind=\"{kind}\"}}"));
+            assert_eq!(count > 0.0, sum > 0.0, "{kind}: {count} faults, {sum} s");
+        }
     }
 }
 

@@ -2,12 +2,16 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use volt_tests::rest::connect;
-use volt_tests::{Guest, needs, patience, small_guest, wait_until};
+use volt_tests::{Exposition, Guest, Outcome, limited, needs, patience, small_guest, wait_until};
+
+use crate::snapshot::diffs::counting;
+use crate::snapshot::two_files::Pair;
 
 /// A client that follows the VM's events.
 struct Events(BufReader<UnixStream>);
@@ -184,6 +188,101 @@ fn end_of_the_vm_waits_for_no_snapshot() {
     });
     assert!(status == 400 && answer["fault_message"].is_string(), "{answer}");
     assert_eq!(guest.wait_exit().status, 0);
+}
+
+#[test]
+fn guest_that_obeys_a_shutdown_powers_off() {
+    needs!(kvm);
+    let mut guest = Guest::waiting();
+    let mut events = Events::follow(&guest);
+    events.tells(&json!({"event": "state", "state": "not started"}));
+    boot(&guest, "obey", 64);
+    guest.wait_for("ready");
+    assert_eq!(asked(&guest, "PUT", "/v1/vm/shutdown", &json!({"timeout_ms": 600_000})).0, 202);
+    let last = std::iter::from_fn(|| events.next()).last();
+    assert_eq!(last, Some(json!({"event": "ended", "cause": "poweroff"})));
+    let ended = guest.wait_exit();
+    assert!(ended.status == 0 && ended.stdout.ends_with("obeying\n"), "{ended:?}");
+}
+
+/// The process ends once it has finished the snapshot.
+#[test]
+fn shutdown_and_stop_wait_for_no_snapshot() {
+    needs!(kvm);
+    for by_command in [false, true] {
+        let mut guest = Guest::waiting();
+        boot_large(&mut guest);
+        let (mut events, path) = (Events::follow(&guest), guest.scratch().fresh("slow"));
+        let body = json!({"path": path, "compress": "zstd:22"}).to_string();
+        let mut client = connect(guest.socket());
+        let head = "POST /v1/vm/snapshots HTTP/1.1\r\nHost: localhost\r\nContent-Length: ";
+        client.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+        wait_until("a snapshot", || {
+            let (status, progress) = asked(&guest, "GET", "/v1/vm/snapshots/current", &Value::Null);
+            status == 200 && progress["done_bytes"].as_u64() > Some(0)
+        });
+        let socket = guest.socket().to_str().unwrap().to_owned();
+        thread::scope(|scope| {
+            let stop = by_command.then(|| scope.spawn(|| Outcome::of(["stop", "-t", "1", &socket])));
+            if !by_command {
+                assert_eq!(asked(&guest, "PUT", "/v1/vm/shutdown", &json!({"timeout_ms": 100})).0, 202);
+            }
+            let last = std::iter::from_fn(|| events.next()).last();
+            assert_eq!(last, Some(json!({"event": "ended", "cause": "stopped"})));
+            assert!(!path.exists(), "the snapshot goes on");
+            guest.signal(Signal::KILL);
+            guest.wait_exit();
+            if let Some(stop) = stop {
+                stop.join().unwrap().succeeded();
+            }
+        });
+    }
+}
+
+#[test]
+fn device_that_the_guest_misuses_is_told_and_counted() {
+    needs!(kvm);
+    let guest = Guest::waiting();
+    let mut events = Events::follow(&guest);
+    events.tells(&json!({"event": "state", "state": "not started"}));
+    let image = guest.scratch().fresh("image");
+    fs::File::create(&image).unwrap().set_len(64 * 512).unwrap();
+    let devices = json!({"disks": [{"id": "d", "path": image}]});
+    let boot = json!({"kernel": small_guest(), "cmdline": "disk until=1 ending=5"});
+    let config = json!({"boot": boot, "memory_mib": 64, "devices": devices});
+    assert_eq!(guest.ask("PUT", "/v1/vm", &config.to_string()), (204, String::new()));
+    events.tells(&json!({"event": "state", "state": "running"}));
+    let told = events.next().unwrap();
+    assert_eq!((&told["event"], &told["device"]), (&"device_failed".into(), &"disk-d".into()), "{told}");
+    assert!(told["problem"].as_str().is_some_and(|problem| !problem.is_empty()), "{told}");
+    let metrics = Exposition::parse(&guest.ask("GET", "/metrics", "").1);
+    assert_eq!(metrics.get(r#"volt_vmm_device_failures_total{device="disk-d"}"#), 1.0);
+    assert_eq!(state(&guest), "running");
+}
+
+/// The load waits for a memory handler that does not answer.
+#[test]
+fn start_is_cancelled_by_a_request_and_ends_the_process() {
+    needs!(kvm, page_faults);
+    let counted = counting(8);
+    let pair = Pair::fresh(counted.scratch());
+    pair.take(&counted, "Full");
+    for (method, path, status) in [("DELETE", "/v1/vm", 204), ("PUT", "/v1/vm/shutdown", 202)] {
+        let mut guest = Guest::waiting();
+        let socket = guest.scratch().fresh("handler");
+        let handler = UnixListener::bind(&socket).unwrap();
+        let snapshot = json!({"path": pair.state, "memory_handler": socket, "handler_patience": 600});
+        let answer = thread::scope(|scope| {
+            let load = scope.spawn(|| asked(&guest, "PUT", "/v1/vm", &json!({"snapshot": snapshot})));
+            let connected = limited("the load connects", || handler.accept().unwrap());
+            let (answered, answer) = asked(&guest, method, path, &json!({}));
+            assert_eq!(answered, status, "{answer}");
+            drop((connected, handler));
+            load.join().unwrap()
+        });
+        assert_eq!(answer.0, 400, "{answer:?}");
+        assert_eq!(guest.wait_exit().status, 0);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use volt_tests::{Boot, Guest, Snapshot, needs};
+use volt_tests::{Boot, Exposition, Guest, Snapshot, needs};
 
 /// MiB that the guest fills with a pattern.
 const MIB: u64 = 12;
@@ -56,6 +56,9 @@ fn inflated_balloon_returns_memory_and_shrinks_the_snapshot() {
     let full = resident_before(&guest);
     assert_eq!(ask_for(&mut guest, 8), (0, 0));
     has_less(&guest, full, 8);
+    let metrics = Exposition::parse(&guest.ask("GET", "/metrics", "").1);
+    let given_back = metrics.get("volt_vmm_memory_given_back_bytes_total");
+    assert_eq!(given_back, f64::from(8 << 20));
     let snapshot = guest.snapshot();
     let stored = std::fs::metadata(snapshot.memory_path()).unwrap().blocks() / 2;
     assert!((4 * KIB_PER_MIB..6 * KIB_PER_MIB).contains(&stored), "{stored} KiB");

@@ -1,6 +1,10 @@
 //! Children of a fork are VMs with names, whose ends are seen.
 
-use volt_tests::{Names, needs};
+use std::fs;
+
+use volt_tests::names::small;
+use volt_tests::scratch::list;
+use volt_tests::{Names, Outcome, needs};
 
 #[test]
 fn children_have_names_logs_and_ends_of_their_own() {
@@ -62,4 +66,34 @@ fn children_get_sockets_in_their_directories() {
         assert!(names.of(child).join("console.sock").exists(), "{child}");
         assert!(names.of(child).join("vsock").exists(), "{child}");
     }
+}
+
+#[test]
+fn strict_parent_gets_children_in_allowed_run_directories_alone() {
+    needs!(kvm, root);
+    let names = Names::new();
+    names.boot("old", "hello");
+    assert_eq!(names.run("wait old").status, 0);
+    let sockets = names.scratch().path("sockets");
+    fs::create_dir(&sockets).unwrap();
+    let boot = |name: &str, allowed: &std::path::Path| {
+        let mut words = small("count");
+        words.extend(["-d", "--name", name, "--confine", "strict", "--allow-path"].map(Into::into));
+        words.push(allowed.into());
+        Outcome::of_command(&mut names.command(words)).succeeded();
+    };
+    boot("web", &sockets);
+    // As a guest that took its process over could ask.
+    let files = || list(&names.of("old")).into_iter().map(|name| fs::read(names.of("old").join(name)).ok());
+    let before: Vec<_> = files().collect();
+    let child = serde_json::json!({ "api_socket": sockets.join("kid"), "run_dir": names.of("old") });
+    let body = serde_json::json!({ "children": [child] }).to_string();
+    let (status, answer) =
+        volt_tests::rest::ask(&names.of("web").join("api.sock"), "POST", "/v1/vm/forks", &body);
+    assert!(status == 400 && answer.contains("--allow-path"), "{status} {answer}");
+    assert!(files().eq(before), "the other VM's files are as they were");
+    names.run("fork web").refused(&["--allow-path"]);
+    boot("wide", &names.root());
+    assert_eq!(names.ok("fork wide"), "wide-1\n");
+    names.wait_for("wide-1", "count ");
 }

@@ -61,6 +61,24 @@ fn all_vms_are_followed_and_those_that_start_meanwhile() {
 }
 
 #[test]
+fn names_of_a_refused_fork_have_no_events() {
+    needs!(kvm);
+    let names = Names::new();
+    names.boot("web", "echo");
+    names.boot("kid-2", "echo");
+    let mut follower = follow(&names, &[]);
+    follower.wait_for(" running\n").wait_for(" running\n");
+    // The first name is claimed, and free again.
+    names.run("fork --name kid --count 2 web").refused(&["VM kid-2: a VM of this name runs"]);
+    names.run("fork --name other --disk id=none,path=/d web").refused(&["none"]);
+    // Events of later VMs follow those of earlier ones.
+    names.boot("last", "hello");
+    follower.wait_for(" last ended with status 0: the guest powered off\n");
+    let told = follower.output();
+    assert!(!told.contains(" kid-1 ") && !told.contains(" other "), "{told}");
+}
+
+#[test]
 fn several_named_vms_are_followed_until_the_last_has_ended() {
     needs!(kvm);
     let names = Names::new();

@@ -2,10 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use volt_tests::names::{exists, named, small};
+use volt_tests::program::binary;
+use volt_tests::scratch::list;
 use volt_tests::wire::KIND;
-use volt_tests::{Names, Outcome, Wire, needs, wait_until};
+use volt_tests::{Input, Names, Outcome, Wire, needs, wait_until};
 
 #[test]
 fn detached_vm_is_listed_until_it_is_stopped_and_removed() {
@@ -47,6 +50,29 @@ fn vm_is_found_by_name_id_and_socket() {
         assert_eq!(names.run(&format!("pause {word}")).status, 1, "{word}");
     }
     names.run("pause wob").refused(&["VM wob: no VM has this name", "volt-vmm ps -a"]);
+}
+
+#[test]
+fn commands_for_vms_with_names_take_their_sockets() {
+    needs!(kvm);
+    let names = Names::new();
+    names.boot("web", "echo");
+    names.wait_for("web", "ready");
+    let socket = names.of("web").join("api.sock").display().to_string();
+    assert_eq!(names.json(&format!("stats --json {socket}"))[0]["name"], "web");
+    assert_eq!(names.ok(&format!("logs {socket}")), "ready\n");
+    names.run(&format!("rm {socket}")).refused(&["it runs"]);
+    let words = |command: &str| [command, &socket].map(Into::into).to_vec();
+    let mut waiting = names.start(words("wait"), Input::Null);
+    let mut attached = names.start(words("attach"), Input::Test);
+    attached.type_in("typed").wait_for("typed");
+    assert!(waiting.is_running());
+    names.ok(&format!("stop -t 0 {socket}"));
+    assert_eq!((waiting.wait_exit().status, attached.wait_exit().status), (0, 0));
+    // The socket is gone, and still names the VM.
+    assert_eq!(names.run(&format!("wait {socket}")).status, 0);
+    names.ok(&format!("rm {socket}"));
+    assert_eq!(names.ok("ps -aq"), "");
 }
 
 #[test]
@@ -125,12 +151,19 @@ fn run_directory_with_a_path_too_long_for_sockets_is_refused_in_words() {
 fn files_of_a_vm_are_its_users_alone() {
     needs!(kvm);
     let names = Names::new();
-    names.boot("web", "echo");
+    let mut words = small("echo");
+    words.extend(["-d", "--name", "web", "--console", "--vsock", "cid=3"].map(Into::into));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"umask 0; exec "$@""#, "sh"]).arg(binary()).args(words);
+    Outcome::of_command(shell.envs(names.environment())).succeeded();
     let mode = |path: &std::path::Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o077;
     assert_eq!((mode(&names.root()), mode(&names.of("web"))), (0, 0));
-    for entry in fs::read_dir(names.of("web")).unwrap() {
-        let path = entry.unwrap().path();
-        assert_eq!(mode(&path), 0, "{}", path.display());
+    let files = list(&names.of("web"));
+    for socket in ["api.sock", "serial.sock", "console.sock", "vsock"] {
+        assert!(files.iter().any(|name| name == socket), "{files:?}");
+    }
+    for name in files {
+        assert_eq!(mode(&names.of("web").join(&name)), 0, "{name}");
     }
 }
 
@@ -160,6 +193,13 @@ fn stats_tell_processor_time_and_memory() {
     assert!(stats[0]["cpu"].as_f64() > stats[1]["cpu"].as_f64(), "{stats}");
     assert!(stats[0]["private_bytes"].is_u64() && stats[0]["memory_mib"] == 64, "{stats}");
     assert!(names.ok("stats --no-stream idle").starts_with("NAME"));
+    // The first vCPU of a restored VM runs on the main thread.
+    names.ok("snapshot create busy warm");
+    names.ok("restore -d --name clone warm");
+    let stats = names.json("stats --json clone idle");
+    assert_eq!((&stats[0]["name"], &stats[1]["name"]), (&"clone".into(), &"idle".into()));
+    assert!(stats[0]["cpu"].as_f64() > stats[1]["cpu"].as_f64(), "{stats}");
+    assert!(stats[0]["vcpu_seconds"].as_f64() > Some(0.0), "{stats}");
 }
 
 #[test]

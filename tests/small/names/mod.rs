@@ -11,5 +11,6 @@ mod races;
 mod removal;
 mod shells;
 mod stalls;
+mod stopping;
 mod stored;
 mod tmux;

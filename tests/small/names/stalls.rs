@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
-use volt_tests::{Names, limited, needs, wait_until};
+use volt_tests::{Input, Names, Terminal, limited, needs, wait_until};
 
 fn process(pid: u32) -> Pid {
     Pid::from_raw(pid.try_into().unwrap()).unwrap()
@@ -32,6 +32,23 @@ fn client_whose_output_stalls_still_obeys_signals() {
     kill_process(process(client.id()), Signal::TERM).unwrap();
     let ended = limited("the client has ended", || client.wait().unwrap());
     assert_eq!(ended.code(), Some(143));
+    assert_eq!(names.state("web").as_deref(), Some("running"));
+}
+
+#[test]
+fn keys_count_after_a_paste_that_the_guest_does_not_read() {
+    needs!(kvm);
+    let names = Names::new();
+    names.boot("web", "stuck");
+    let (terminal, words) = (Terminal::open(), ["attach", "web"].map(Into::into).to_vec());
+    let found = terminal.modes();
+    let mut client = names.start(words, Input::Terminal(&terminal));
+    wait_until("the terminal is raw", || terminal.modes() != found);
+    let paste = "pasted ".repeat(150 << 10);
+    limited("the paste is taken", || {
+        client.type_in(&paste).type_in("\x01d");
+    });
+    assert_eq!(client.wait_exit().status, 0);
     assert_eq!(names.state("web").as_deref(), Some("running"));
 }
 

@@ -64,6 +64,20 @@ fn malformed_request_is_refused() {
         let _ = limited("the API answers nonsense", || stream.read_to_end(&mut answer));
         assert!(!answer.starts_with(b"HTTP/1.1 2"), "{nonsense:?}");
     }
+    let long = format!("GET /{} HTTP/1.1\r\n", "x".repeat(70_000));
+    for (request, status) in [
+        (&b"\xff\xff HTTP\r\n\r\n"[..], "400 Bad Request"),
+        (b"PATCH /vm HTTP/1.1\r\nContent-Length: -1\r\n\r\n", "400 Bad Request"),
+        (long.as_bytes(), "431 Request Header Fields Too Large"),
+    ] {
+        let mut stream = rest::connect(guest.socket());
+        let _ = stream.write_all(request);
+        let mut answer = Vec::new();
+        let _ = limited("the API answers nonsense", || stream.read_to_end(&mut answer));
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+        assert!(answer.ends_with("\r\n\r\n"), "the body is empty: {answer}");
+    }
     assert_eq!(guest.ask("GET", "/", "").0, 200);
     guest.next_number("count");
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use volt_tests::damage::overwrite;
 use volt_tests::{
-    Guest, Outcome, Recorder, Scratch, Snapshot, limited, needs, numbers, small_guest, wait_until,
-    without_generation,
+    Exposition, Guest, Outcome, Recorder, Scratch, Snapshot, limited, needs, numbers, small_guest,
+    wait_until, without_generation,
 };
 use volt_vmm::internal::timing;
 use volt_vmm::{
@@ -62,6 +62,14 @@ fn working_set_is_read_ahead_over_any_memory() {
             let [touched, ahead, in_vain] =
                 ["on_touch", "ahead", "in_vain"].map(|what| chunks[what].as_u64().unwrap());
             assert!(touched <= 2 && ahead > 0 && in_vain <= 1, "{chunks}");
+        }
+        let metrics = Exposition::parse(&guest.ask("GET", "/metrics", "").1);
+        assert_eq!(Some(metrics.get("volt_vmm_prefetch_pages")), held["prefetch"]["read"].as_f64());
+        if chunks.is_object() {
+            let [ahead, hits] = ["prefetched_chunks", "prefetch_hits"]
+                .map(|family| metrics.get(&format!("volt_vmm_{family}")));
+            assert_eq!(Some(ahead), chunks["ahead"].as_f64());
+            assert!(hits >= ahead - 1.0 && hits <= ahead, "{hits} of {ahead}");
         }
         let mut without = snapshot.restore_as(&["--no-prefetch"]);
         goes_on(&mut without);

@@ -2,6 +2,7 @@
 //!
 //! The worker of the device counts, which is one thread at a time.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Counter;
@@ -75,6 +76,8 @@ struct OperationCounters {
 struct QueueCounters {
     turns: Counter,
     stalls: Counter,
+    /// Whether work waited at the end of the last turn.
+    is_waiting: AtomicBool,
     waits: Counter,
     waited_nanos: Counter,
 }
@@ -194,9 +197,15 @@ impl DeviceCounters {
         self.queues[queue].turns.add(1);
     }
 
-    /// Counts work that waits for the guest's buffers or for the host.
-    pub(crate) fn stalled(&self, queue: usize) {
-        self.queues[queue].stalls.add(1);
+    /// Says at the end of a turn whether work waits for the guest's buffers or for the host. A wait counts
+    /// once, however many turns it takes.
+    pub(crate) fn waits(&self, queue: usize, is_waiting: bool) {
+        let QueueCounters { stalls, is_waiting: waited, .. } = &self.queues[queue];
+        let has_waited = waited.load(Ordering::Relaxed);
+        if has_waited != is_waiting {
+            waited.store(is_waiting, Ordering::Relaxed);
+            stalls.add(is_waiting.into());
+        }
     }
 
     /// Counts the waits of a queue for its rate limit since the last call.
@@ -290,6 +299,16 @@ mod tests {
         assert_eq!((read.name.as_str(), read.interrupts, read.operations.len()), ("net-a", 4, 2));
         let names: Vec<_> = read.queues.iter().map(|queue| queue.name).collect();
         assert_eq!(names, ["read", "send"]);
+    }
+
+    #[test]
+    fn wait_for_buffers_counts_once_however_many_turns_it_takes() {
+        let counters = DeviceCounters::new(NAMES);
+        for (is_waiting, stalls) in [(true, 1), (true, 1), (false, 1), (false, 1), (true, 2)] {
+            counters.waits(1, is_waiting);
+            assert_eq!(counters.read("x", 0).queue("send").unwrap().stalls, stalls);
+        }
+        assert_eq!(counters.read("x", 0).queue("read").unwrap().stalls, 0);
     }
 
     #[test]

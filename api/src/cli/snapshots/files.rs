@@ -18,6 +18,8 @@ use crate::output::progress;
 use crate::process::exit::Status;
 
 /// Print a snapshot's metadata and the layout of its memory file
+///
+/// Example: volt-vmm snapshot inspect --summarized warm
 #[derive(Debug, Args)]
 pub(crate) struct InspectSnapshot {
     /// Name of the snapshot, or its directory
@@ -34,6 +36,8 @@ pub(crate) struct InspectSnapshot {
 }
 
 /// Verify every checksum of a snapshot; fail at the first damage
+///
+/// Example: volt-vmm snapshot verify warm
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
     /// Name of the snapshot, or its directory
@@ -46,6 +50,8 @@ pub(crate) struct Verify {
 }
 
 /// Copy a snapshot, with its memory raw or compressed; the original stays unchanged
+///
+/// Example: volt-vmm snapshot convert --compress zstd:9 warm packed
 #[derive(Debug, Args)]
 pub(crate) struct Convert {
     /// Name of the snapshot, or its directory

@@ -48,6 +48,8 @@ enum SnapshotCommand {
 }
 
 /// Merge a diff with its base into a new, independent snapshot
+///
+/// Example: volt-vmm snapshot merge later whole
 #[derive(Debug, Args)]
 pub(crate) struct Merge {
     /// Name of the diff snapshot, or its directory

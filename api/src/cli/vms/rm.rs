@@ -47,7 +47,7 @@ impl Rm {
                 kill(&target, Signal::KILL)
                     .or_else(|failure| target.api().map_or(Ok(()), |_| Err(failure)))?;
             }
-            root.remove(target.with_name()?.name())
+            root.remove(&target.with_name()?.record).map(drop)
         })
     }
 }
@@ -69,6 +69,8 @@ fn remove_ended(root: &RunRoot, removed: &mut Vec<VmName>) -> Outcome {
     root.remove_abandoned()?;
     let vms = listing::all(root)?;
     for_each(vms.iter().filter(|vm| !vm.is_alive()), |vm| {
-        root.remove(vm.name()).map(|()| removed.push(vm.name().clone()))
+        let is_removed = root.remove(&vm.record)?;
+        removed.extend(is_removed.then(|| vm.name().clone()));
+        Ok(())
     })
 }

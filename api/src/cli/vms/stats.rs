@@ -25,6 +25,8 @@ use crate::run_dir::vm_dir::VmDir;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for the answers of all VMs.
 const ANSWERS: Duration = Duration::from_secs(1);
+/// Name of a vCPU's thread, before the vCPU's number.
+const VCPU: &str = "volt-vcpu";
 /// Clears a terminal and goes to its first line.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
@@ -149,19 +151,28 @@ impl Samples {
     }
 }
 
-/// The time of all vCPU threads of a process (`/proc/PID/task/TID/schedstat`, proc(5)).
+/// The time of all vCPU threads of a process (`/proc/PID/task/TID/schedstat`, proc(5)). The first vCPU of a
+/// restored VM has no thread of its own: it runs on the main one, whose time includes the restore.
 fn vcpu_time(pid: u32) -> Option<Duration> {
-    let pid = security::process_of_vm(pid.try_into().ok()?);
-    let mut sum = Duration::ZERO;
+    let pid = security::process_of_vm(pid.try_into().ok()?).to_string();
+    let (mut sum, mut of_main, mut has_first) = (Duration::ZERO, Duration::ZERO, false);
     for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
         let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        if read("comm").starts_with("volt-vcpu") {
+        let time = || {
             // A thread that has just ended has no time any more.
             let nanos = read("schedstat").split(' ').next().and_then(|nanos| nanos.parse().ok());
-            sum += Duration::from_nanos(nanos.unwrap_or(0));
+            Duration::from_nanos(nanos.unwrap_or(0))
+        };
+        match read("comm").trim_end().strip_prefix(VCPU) {
+            Some(number) => {
+                has_first |= number == "0";
+                sum += time();
+            }
+            None if task.file_name() == *pid => of_main = time(),
+            None => {}
         }
     }
-    Some(sum)
+    Some(if has_first { sum } else { sum + of_main })
 }
 
 fn usage(vms: &[VmDir], before: &Samples, now: &Samples) -> Vec<Usage> {

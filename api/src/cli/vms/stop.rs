@@ -1,19 +1,25 @@
 //! `volt-vmm stop` and `kill`.
 
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 
 use super::naming::TO_STOP;
 use super::pause::for_each;
+use super::ps::{VmState, states};
 use super::target::Target;
 use crate::cli::{Outcome, complete, security};
 use crate::client;
 use crate::failure::Failure;
 use crate::run_dir::outcome::{Cause, EndOfVm};
+use crate::run_dir::vm_dir::VmDir;
 
 /// Longest limit, in seconds: a year.
 const MOST_SECONDS: u64 = 365 * 86_400;
@@ -77,23 +83,29 @@ fn parse_signal(text: &str) -> Result<Signal, String> {
 impl Stop {
     pub(crate) fn execute(self) -> Outcome {
         for_each(&self.vms, |word| {
-            let target = Target::find(word)?;
-            let api = target.api()?;
+            let vm = Living::of(Target::find(word)?)?;
             let limit = Duration::from_secs(self.timeout);
-            let asked = match self.timeout {
-                0 => client::put_within(api, "/v1/stop", &(), TO_STOP),
-                _ => {
-                    let body = json!({ "timeout_ms": limit.as_millis() as u64 });
-                    client::put_within(api, "/v1/vm/shutdown", &body, TO_STOP)
-                }
-            };
             // One that ends just now does not answer: it finishes a snapshot, perhaps.
-            asked.or_else(|failure| if has_ended(&target, TO_STOP) { Ok(()) } else { Err(failure) })?;
-            match has_ended(&target, limit + TO_END) {
+            let asked = self.ask(&vm, limit);
+            asked.or_else(|failure| if vm.has_ended(TO_STOP) { Ok(()) } else { Err(failure) })?;
+            match vm.has_ended(limit + TO_END) {
                 true => Ok(()),
-                false => Err(Failure::vm(&target.label(), "it does not end; use kill")),
+                false => Err(Failure::vm(&vm.target.label(), "it does not end; use kill")),
             }
         })
+    }
+
+    fn ask(&self, vm: &Living, limit: Duration) -> Result<(), Failure> {
+        let api = vm.target.api()?;
+        if vm.is_starting() {
+            // Its API answers once its guest runs. The signal cancels the start.
+            return kill(&vm.target, Signal::TERM);
+        }
+        if self.timeout == 0 {
+            return client::put_within(api, "/v1/stop", &(), TO_STOP);
+        }
+        let body = json!({ "timeout_ms": limit.as_millis() as u64 });
+        client::put_within(api, "/v1/vm/shutdown", &body, TO_STOP)
     }
 }
 
@@ -103,40 +115,100 @@ impl Kill {
     }
 }
 
+/// A VM that lived when it was found.
+struct Living {
+    target: Target,
+    /// The process of a VM without a name, if it is in this pid namespace.
+    process: Option<OwnedFd>,
+}
+
+impl Living {
+    /// # Errors
+    /// The VM has ended, or no process serves its socket.
+    fn of(target: Target) -> Result<Self, Failure> {
+        let process = match &target {
+            Target::Named(_) => target.api().map(|_| None)?,
+            Target::Socket(socket) => serving(socket)?,
+        };
+        Ok(Self { target, process })
+    }
+
+    /// Whether its guest has not run yet.
+    fn is_starting(&self) -> bool {
+        let Target::Named(vm) = &self.target else { return false };
+        vm.config().is_none() && matches!(states(&[vm])[..], [(VmState::Starting, _)])
+    }
+
+    /// Waits up to `limit` for the end of the VM.
+    fn has_ended(&self, limit: Duration) -> bool {
+        within(limit, || match (&self.target, &self.process) {
+            (Target::Named(vm), _) => !vm.is_alive(),
+            (Target::Socket(_), Some(process)) => {
+                poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
+            }
+            // Its socket was there.
+            (Target::Socket(socket), None) => client::visible_process_of(socket).is_err(),
+        })
+    }
+}
+
+/// Opens the process that serves a socket (pidfd_open(2)), if it is in this pid namespace.
+///
+/// # Errors
+/// No process serves it, or the host refuses.
+fn serving(socket: &Path) -> Result<Option<OwnedFd>, Failure> {
+    let refused = |errno| Failure::system(format!("open the process at {}", socket.display()), errno);
+    let Some(pid) = client::visible_process_of(socket)? else { return Ok(None) };
+    let process = Pid::from_raw(pid).ok_or(Errno::SRCH);
+    let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty())).map_err(refused)?;
+    // It still serves, so the number was its own when the descriptor was opened.
+    match client::visible_process_of(socket)? == Some(pid) {
+        true => Ok(Some(process)),
+        false => Err(Failure::socket(socket, "another process serves it by now; try again")),
+    }
+}
+
 /// Sends a signal to a VM's process. After SIGKILL, waits for its end and records it.
 ///
 /// # Errors
 /// The VM has ended, or the host refuses.
 pub(super) fn kill(target: &Target, signal: Signal) -> Result<(), Failure> {
-    let api = target.api()?;
     let failed = |error| Failure::system(format!("signal the process of VM {}", target.label()), error);
-    let pid = match target {
-        Target::Named(vm) => vm.record.pid.and_then(|pid| i32::try_from(pid).ok()),
-        Target::Socket(_) => Some(client::process_of(api)?),
+    let process = match target {
+        Target::Named(vm) => process_of(target, vm, signal)?,
+        Target::Socket(socket) => {
+            let unknown = || Failure::socket(socket, "its process is outside this pid namespace");
+            serving(socket)?.ok_or_else(unknown)?
+        }
     };
-    // A keeper removes what it has made on the host, if the VM's own process is the one that is killed.
-    let pid = pid.map(|pid| if signal == Signal::KILL { security::process_of_vm(pid) } else { pid });
-    let starts = || Failure::vm(&target.label(), "it starts just now; try again");
-    let process = pidfd_open(pid.and_then(Pid::from_raw).ok_or_else(starts)?, PidfdFlags::empty());
-    let process = process.map_err(failed)?;
-    // The VM still lives, so the number was that of its process when the descriptor was opened.
-    target.api()?;
     pidfd_send_signal(&process, signal).map_err(failed)?;
-    if let Target::Named(vm) = target
-        && signal == Signal::KILL
-    {
-        vm.wait()?;
-        vm.record_end(&EndOfVm::now(137, Cause::Killed, "volt-vmm kill killed the VM's process"));
+    match target {
+        Target::Named(vm) if signal == Signal::KILL => {
+            vm.wait()?;
+            vm.record_end(&EndOfVm::now(137, Cause::Killed, "volt-vmm kill killed the VM's process"));
+        }
+        Target::Socket(_) if signal == Signal::KILL => {
+            let mut end = [PollFd::new(&process, PollFlags::IN)];
+            retry_on_intr(|| poll(&mut end, None)).map_err(failed)?;
+        }
+        _ => {}
     }
     Ok(())
 }
 
-/// Waits up to `limit` for the end of a VM.
-fn has_ended(target: &Target, limit: Duration) -> bool {
-    within(limit, || match target {
-        Target::Named(vm) => !vm.is_alive(),
-        Target::Socket(socket) => client::process_of(socket).is_err(),
-    })
+/// Opens the process of a VM with a name, to send it this signal.
+fn process_of(target: &Target, vm: &VmDir, signal: Signal) -> Result<OwnedFd, Failure> {
+    target.api()?;
+    let pid = vm.record.pid.and_then(|pid| i32::try_from(pid).ok());
+    // A keeper removes what it has made on the host, if the VM's own process is the one that is killed.
+    let pid = pid.map(|pid| if signal == Signal::KILL { security::process_of_vm(pid) } else { pid });
+    let starts = || Failure::vm(&target.label(), "it starts just now; try again");
+    let process = pidfd_open(pid.and_then(Pid::from_raw).ok_or_else(starts)?, PidfdFlags::empty());
+    let failed = |error| Failure::system(format!("signal the process of VM {}", target.label()), error);
+    let process = process.map_err(failed)?;
+    // The VM still lives, so the number was that of its process when the descriptor was opened.
+    target.api()?;
+    Ok(process)
 }
 
 /// Waits up to `limit` until `is_so`.

@@ -15,6 +15,7 @@ use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::calls::Queue;
 use crate::rest::error::{Fault, StatusOnly};
+use crate::rest::operations::OperationOf;
 use crate::rest::snapshots::take;
 
 /// Bytes of a page.
@@ -130,8 +131,8 @@ fn none_is_taken(act: &str) -> Fault {
     responses((status = 200, body = Ongoing), Refusals),
 )]
 pub(super) async fn progress(State(api): State<Api>) -> Result<Json<Ongoing>, Fault> {
-    let progress =
-        api.operations.current().ok_or_else(|| none_is_taken("tell the progress of a snapshot"))?;
+    let progress = api.operations.current_of_kind(OperationOf::Snapshot);
+    let progress = progress.ok_or_else(|| none_is_taken("tell the progress of a snapshot"))?;
     Ok(Json(Ongoing { done_bytes: progress.done(), total_bytes: progress.total() }))
 }
 
@@ -143,8 +144,8 @@ pub(super) async fn progress(State(api): State<Api>) -> Result<Json<Ongoing>, Fa
     responses((status = 202, description = "it ends soon, with an error for its client"), Refusals),
 )]
 pub(super) async fn cancel(State(api): State<Api>) -> StatusOnly {
-    let progress = api.operations.current().ok_or_else(|| none_is_taken("cancel a snapshot"))?;
-    progress.cancel();
+    let progress = api.operations.current_of_kind(OperationOf::Snapshot);
+    progress.ok_or_else(|| none_is_taken("cancel a snapshot"))?.cancel();
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -139,14 +139,17 @@ pub(super) async fn change(State(api): State<Api>, Body(change): Body<Change>) -
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// End the VM and its process at once
+/// End the VM and its process at once; a start that is under way is cancelled
 #[utoipa::path(
     delete,
     path = "/v1/vm",
     tag = "vm",
-    responses((status = 204, description = "the guest has ended; the process does so soon"), Refusals),
+    responses((status = 204, description = "no guest runs any more; the process ends soon"), Refusals),
 )]
 pub(super) async fn end(State(api): State<Api>) -> StatusOnly {
+    if api.cancel_start() {
+        return Ok(StatusCode::NO_CONTENT);
+    }
     // It waits for no other call, such as a long snapshot.
     api.call_in(Queue::Ahead, |slot| slot.vm("stop").map(|vm| vm.stop())).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -178,6 +181,10 @@ pub(super) async fn shut_down(
     State(api): State<Api>,
     OptionalBody(shutdown): OptionalBody<Shutdown>,
 ) -> StatusOnly {
+    // No guest runs that could be asked.
+    if api.cancel_start() {
+        return Ok(StatusCode::ACCEPTED);
+    }
     let vm = api.slot.vm("ask the guest to end")?;
     let (ended, limit) = (Arc::clone(&vm), Duration::from_millis(shutdown.timeout_ms));
     // The limit holds from now on, also while a snapshot keeps the guest from being asked.

@@ -28,12 +28,12 @@ impl Listener {
         &self.path
     }
 
-    /// Listens at `path`. `act` is the act that an error names, such as `listen at`.
+    /// Listens at `path`, for this user alone. `act` is the act that an error names, such as `listen at`.
     ///
     /// # Errors
     /// Another process listens there, the file is not a socket, or the host refuses.
     pub fn open(act: &'static str, path: &SocketPath) -> Result<Self> {
-        let options = ListenOptions { replaces: path.replaces(), ..ListenOptions::default() };
+        let options = ListenOptions { is_private: true, replaces: path.replaces() };
         let listening = paths::listen(path.directory(), path.as_path(), options);
         let (socket, file) = listening.map_err(|source| Error::file(act, path, source))?;
         Ok(Self { socket, path: path.clone(), file })
@@ -105,6 +105,14 @@ mod tests {
         assert!(listener.accept().unwrap().is_some());
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn socket_is_its_users_alone() {
+        let scratch = ScratchDir::new();
+        let path = scratch.join("private");
+        let _listener = Listener::open("listen at", &path.clone().into()).unwrap();
+        assert_eq!(std::fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -41,10 +41,17 @@ impl Followed {
     /// # Errors
     /// Standard output takes no more, or no process serves the socket.
     pub(super) fn step(&mut self, printer: Printer) -> Result<bool, Failure> {
-        if std::mem::take(&mut self.has_arrived)
+        if self.has_arrived
             && let Target::Named(vm) = &self.target
         {
+            // Before the second look: a VM that has ended starts no more.
+            let is_alive = vm.is_alive();
+            if !vm.has_started() {
+                // A start that is refused, as of a fork, frees the name again.
+                return Ok(is_alive);
+            }
             self.print(printer, &Happening::started(vm))?;
+            self.has_arrived = false;
         }
         if self.stream.is_none() && !self.is_over {
             self.connect()?;
@@ -55,7 +62,8 @@ impl Followed {
         }
         match &self.target {
             Target::Named(vm) => match vm.end() {
-                Some(end) => self.print(printer, &Happening::ended(end)).map(|()| false),
+                Some(end) if vm.has_started() => self.print(printer, &Happening::ended(end)).map(|()| false),
+                Some(_) => Ok(false),
                 None => Ok(true),
             },
             Target::Socket(_) => Ok(false),

@@ -202,9 +202,7 @@ impl Receiver {
         if frames > 0 {
             io.counters.turn(QUEUE);
         }
-        if self.starved {
-            io.counters.stalled(QUEUE);
-        }
+        io.counters.waits(QUEUE, self.starved);
         self.due = self.starved || self.limited || matches!(turn_end, TurnEnd::Again);
         Ok(turn_end)
     }

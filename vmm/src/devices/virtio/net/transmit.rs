@@ -73,7 +73,7 @@ impl Transmitter {
         match if connected { backend.flush() } else { Ok(()) } {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.blocked = true;
-                io.counters.stalled(QUEUE);
+                io.counters.waits(QUEUE, true);
                 return Ok(TurnEnd::Ready);
             }
             Err(error) if backend::is_gone(&error) => return Ok(TurnEnd::Gone(error)),
@@ -120,9 +120,7 @@ impl Transmitter {
             Ok(outcome)
         })?;
         io.counters.limited(QUEUE, self.limiter.waits());
-        if self.blocked {
-            io.counters.stalled(QUEUE);
-        }
+        io.counters.waits(QUEUE, self.blocked);
         Ok(gone.map_or_else(|| next.into(), TurnEnd::Gone))
     }
 }

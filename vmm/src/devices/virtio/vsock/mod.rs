@@ -159,9 +159,7 @@ impl VirtioDevice for Vsock {
         let taken = io.serve_without_interrupt(TX, |chain| self.table.handle_packet(chain).map(|()| 0))?;
         let next = taken.sooner(self.table.accept_callers()).sooner(self.fill_receive_queue(io)?);
         self.table.count(&io.counters.connections);
-        if self.table.has_packet() && next == NextTurn::Wait {
-            io.counters.stalled(RX);
-        }
+        io.counters.waits(RX, self.table.has_packet() && next == NextTurn::Wait);
         io.interrupt_if_wanted()?;
         Ok(next)
     }
