@@ -15,12 +15,13 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use serde_json::json;
 
+use crate::process::lines::LineFile;
 use crate::process::{journal, output_file};
 
 /// See the module.
@@ -34,6 +35,8 @@ struct Settings {
     /// Name of the VM.
     id: String,
     level: LevelFilter,
+    /// Whether the level was asked for.
+    has_chosen_level: bool,
     layout: Layout,
     shows_level: bool,
     shows_origin: bool,
@@ -46,7 +49,7 @@ struct Settings {
 #[derive(Debug)]
 enum Sink {
     Stderr,
-    File(File),
+    Lines(Mutex<LineFile>),
     /// A connection to the journal.
     Journal(File),
 }
@@ -73,6 +76,7 @@ static LOG: ProcessLog = ProcessLog {
     settings: RwLock::new(Settings {
         id: String::new(),
         level: LevelFilter::Warn,
+        has_chosen_level: false,
         layout: Layout::Plain,
         shows_level: false,
         shows_origin: false,
@@ -95,6 +99,8 @@ pub(crate) struct LogChange {
     pub(crate) to: Option<LogTo>,
     pub(crate) layout: Option<Layout>,
     pub(crate) level: Option<LevelFilter>,
+    /// The level, if no change asked for one.
+    pub(crate) usual_level: Option<LevelFilter>,
     pub(crate) shows_level: Option<bool>,
     pub(crate) shows_origin: Option<bool>,
     pub(crate) module: Option<String>,
@@ -112,15 +118,10 @@ pub(crate) fn start() {
 /// # Errors
 /// The file cannot be opened. Then nothing changes.
 pub(crate) fn change(id: &str, change: LogChange) -> volt_vmm::Result<()> {
-    let LogChange { to, layout, level, shows_level, shows_origin, module } = change;
-    let sink = to.map(open).transpose()?;
+    let sink = change.to.clone().map(open).transpose()?;
     let mut settings = LOG.settings.write().unwrap_or_else(PoisonError::into_inner);
     id.clone_into(&mut settings.id);
-    settings.level = level.unwrap_or(settings.level);
-    settings.layout = layout.unwrap_or(settings.layout);
-    settings.shows_level = shows_level.unwrap_or(settings.shows_level);
-    settings.shows_origin = shows_origin.unwrap_or(settings.shows_origin);
-    settings.module = module.or_else(|| settings.module.take());
+    settings.take(change);
     if let Some(sink) = sink {
         settings.sink = sink;
     }
@@ -131,12 +132,24 @@ pub(crate) fn change(id: &str, change: LogChange) -> volt_vmm::Result<()> {
 fn open(to: LogTo) -> volt_vmm::Result<Sink> {
     Ok(match to {
         LogTo::Stderr => Sink::Stderr,
-        LogTo::File(path) => Sink::File(output_file::open("open log", &path)?),
+        LogTo::File(path) => Sink::Lines(Mutex::new(LineFile::new(output_file::open("open log", &path)?))),
         LogTo::Journal => Sink::Journal(journal::connect()?),
     })
 }
 
 impl Settings {
+    /// Takes over all of a change but the receiver.
+    fn take(&mut self, change: LogChange) {
+        let LogChange { to: _, layout, level, usual_level, shows_level, shows_origin, module } = change;
+        let usual = usual_level.filter(|_| !self.has_chosen_level);
+        self.has_chosen_level |= level.is_some();
+        self.level = level.or(usual).unwrap_or(self.level);
+        self.layout = layout.unwrap_or(self.layout);
+        self.shows_level = shows_level.unwrap_or(self.shows_level);
+        self.shows_origin = shows_origin.unwrap_or(self.shows_origin);
+        self.module = module.or_else(|| self.module.take());
+    }
+
     fn keeps(&self, metadata: &Metadata<'_>) -> bool {
         let module = self.module.as_deref().unwrap_or_default();
         metadata.level() <= self.level && metadata.target().starts_with(module)
@@ -197,7 +210,10 @@ impl Log for ProcessLog {
         let line = || settings.line(record, SystemTime::now());
         let written = match &settings.sink {
             Sink::Stderr => io::stderr().write_all(line().as_bytes()),
-            Sink::File(file) => (&*file).write_all(line().as_bytes()),
+            Sink::Lines(lines) => {
+                let line = line();
+                lines.lock().unwrap_or_else(PoisonError::into_inner).write(line.as_bytes())
+            }
             Sink::Journal(journal) => (&*journal).write_all(&journal::datagram(&settings.id, record)),
         };
         if written.is_err() {
@@ -220,6 +236,7 @@ mod tests {
         Settings {
             id: "vm-1".to_owned(),
             level: LevelFilter::Info,
+            has_chosen_level: false,
             layout: Layout::Firecracker,
             shows_level: true,
             shows_origin: true,
@@ -265,6 +282,18 @@ mod tests {
                 "target": "volt_vmm", "message": "a \"message\"\nof two lines",
             })
         );
+    }
+
+    #[test]
+    fn usual_level_counts_until_another_was_chosen() {
+        let mut settings = Settings { level: LevelFilter::Warn, ..settings(None) };
+        let usual = LogChange { usual_level: Some(LevelFilter::Info), ..LogChange::default() };
+        let chosen = LogChange { level: Some(LevelFilter::Trace), ..usual.clone() };
+        let levels = [LogChange::default(), usual.clone(), chosen, usual].map(|change| {
+            settings.take(change);
+            settings.level
+        });
+        assert_eq!(levels, [LevelFilter::Warn, LevelFilter::Info, LevelFilter::Trace, LevelFilter::Trace]);
     }
 
     #[test]
