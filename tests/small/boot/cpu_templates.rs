@@ -8,6 +8,8 @@ use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, small_guest};
 
 /// A bit of EDX of leaf 1, which every x86-64 CPU has.
 const SSE2: u32 = 1 << 26;
+/// Content of a static template.
+const T2: &str = include_str!("../../../api/src/rest/firecracker/names/static_cpu/T2.json");
 /// IA32_SYSENTER_CS, which is 0 in a fresh vCPU.
 const SYSENTER_CS: u32 = 0x174;
 
@@ -142,8 +144,7 @@ fn content_of_a_static_template_changes_exactly_its_bits() {
     needs!(kvm, cpuid);
     let plain = seen_cpu(&mut without_template(), false);
     // T2 without its models: it needs of a host what each of these CPUs has.
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../api/src/rest/firecracker/names/static_cpu/T2.json");
-    let template: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let template: Value = serde_json::from_str(T2).unwrap();
     let scratch = Scratch::new();
     let file = write_template(&scratch, &template);
     let check = Outcome::of(["cpu".as_ref(), "check".as_ref(), file.as_os_str()]);

@@ -102,7 +102,7 @@ fn state_file_tells_its_version() {
     let mut guest = Guest::boot("count");
     guest.next_number("count");
     let state = guest.snapshot().state_path();
-    let version = |words: &[&str]| Outcome::of(words).succeeded().stdout;
+    let version = |words: &[&str]| Outcome::of(words).succeeded().stdout.clone();
     let described = version(&["--describe-snapshot", state.to_str().unwrap()]);
     assert!(described.starts_with('v') && described.ends_with(".0.0\n"), "{described}");
     assert_eq!(described, version(&["--snapshot-version"]));
