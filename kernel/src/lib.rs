@@ -15,7 +15,7 @@
 mod acpi;
 mod boot_params;
 mod bzimage;
-mod cmdline;
+pub mod cmdline;
 mod elf;
 pub mod entry;
 pub mod error;

@@ -83,9 +83,11 @@ fn waiting() -> Guest {
     Guest::waiting_in_scratch(&["--confine", "strict"])
 }
 
-/// Boots the small guest, which counts.
+/// Boots the small guest, which counts, beside a balloon, whose answers need one.
 fn boot(guest: &Guest) {
-    let boot = json!({"boot": {"kernel": small_guest(), "cmdline": "count mib=8"}});
+    let balloon = json!({"statistics_interval": 1, "hinting": true});
+    let boot = json!({"boot": {"kernel": small_guest(), "cmdline": "count mib=8"},
+                      "devices": {"balloon": balloon}});
     assert_eq!(guest.ask("PUT", "/v1/vm", &boot.to_string()).0, 204);
 }
 

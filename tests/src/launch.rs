@@ -138,20 +138,26 @@ impl Guest {
     /// Starts a waiting process with these options.
     #[must_use]
     pub fn waiting_with(options: &[&str]) -> Self {
-        Self::waiting_in(options, false)
+        Self::waiting_in("--api-socket", options, false)
     }
 
     /// As [`Guest::waiting_with`]. Files with relative paths, which requests may have, are the scratch
     /// directory's.
     #[must_use]
     pub fn waiting_in_scratch(options: &[&str]) -> Self {
-        Self::waiting_in(options, true)
+        Self::waiting_in("--api-socket", options, true)
     }
 
-    fn waiting_in(options: &[&str], in_scratch: bool) -> Self {
+    /// As [`Guest::waiting_with`], by Firecracker's command line.
+    #[must_use]
+    pub fn of_firecracker(options: &[&str]) -> Self {
+        Self::waiting_in("--api-sock", options, false)
+    }
+
+    fn waiting_in(option: &str, options: &[&str], in_scratch: bool) -> Self {
         let scratch = Scratch::new();
         let socket = scratch.fresh("api");
-        let mut arguments = vec!["--api-socket".into(), socket.clone().into()];
+        let mut arguments = vec![option.into(), socket.clone().into()];
         arguments.extend(options.iter().map(Into::into));
         Launch { in_scratch, ..Launch::of(arguments) }.start(scratch, socket)
     }

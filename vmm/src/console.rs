@@ -96,11 +96,11 @@ impl Console {
 
     /// Writes output. While the sink stalls, this waits until `give_way` interrupts it; the rest then goes
     /// out before the next output. Output over the limit or for a sink that failed for good is lost, so that
-    /// the guest does not suffer for it.
-    pub(crate) fn write(&mut self, bytes: &[u8], give_way: impl Fn() -> bool) {
+    /// the guest does not suffer for it. Returns false if the limit dropped it.
+    pub(crate) fn write(&mut self, bytes: &[u8], give_way: impl Fn() -> bool) -> bool {
         self.at_line.written(bytes);
         if self.admits.as_mut().is_some_and(|admits| !bytes.is_empty() && !admits(bytes.len() as u64)) {
-            return;
+            return false;
         }
         self.pending.extend_from_slice(bytes);
         let sent = match &mut self.sink {
@@ -112,6 +112,7 @@ impl Console {
             Sink::Stdout(file) => write_some(file, &self.pending, give_way),
         };
         self.pending.drain(..sent);
+        true
     }
 }
 

@@ -21,7 +21,7 @@ use crate::process::vm_slot::DEFAULT_ID;
 use crate::rest::{API_VERSION, ApiOptions, FlushedMetrics, LogLevel, Logger, MetricsFile, Startup};
 
 /// Options that only Firecracker has. One of them tells its command line from volt-vmm's.
-const ITS_OWN: [&str; 18] = [
+const ITS_OWN: [&str; 19] = [
     "--api-sock",
     "--boot-timer",
     "--config-file",
@@ -38,6 +38,7 @@ const ITS_OWN: [&str; 18] = [
     "--parent-cpu-time-us",
     "--show-level",
     "--show-log-origin",
+    "--snapshot-version",
     "--start-time-cpu-us",
     "--start-time-us",
 ];

@@ -39,7 +39,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     cmdline: Option<String>,
 
-    /// Words after the kernel command line
+    /// Words for the kernel after those of its command line, before a -- there
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     cmdline_append: Option<String>,
 
@@ -166,7 +166,7 @@ impl Run {
             name_root_device(&mut config);
         }
         if let Some(words) = self.cmdline_append {
-            append(&mut config.boot.cmdline, &words);
+            config.boot.add_to_cmdline(&words);
         }
         config.validate()?;
         Ok(config)
@@ -175,23 +175,13 @@ impl Run {
 
 /// Makes the first disk the root file system, unless there is an initrd or the command line names another.
 fn name_root_device(config: &mut VmConfig) {
-    let is_named = config.boot.cmdline.split(' ').any(|word| word.starts_with("root="));
-    if let Some(first) = config.devices.disks.first()
-        && config.boot.initrd.is_none()
-        && !is_named
+    let VmConfig { boot, devices, .. } = config;
+    if let Some(first) = devices.disks.first()
+        && boot.initrd.is_none()
+        && !boot.names_root()
     {
-        append(
-            &mut config.boot.cmdline,
-            if first.read_only { "root=/dev/vda ro" } else { "root=/dev/vda rw" },
-        );
+        boot.add_to_cmdline(if first.read_only { "root=/dev/vda ro" } else { "root=/dev/vda rw" });
     }
-}
-
-fn append(cmdline: &mut String, words: &str) {
-    if !cmdline.is_empty() {
-        cmdline.push(' ');
-    }
-    cmdline.push_str(words);
 }
 
 fn on_off(text: &str) -> Result<bool, String> {
@@ -281,6 +271,10 @@ mod tests {
             format!("{default} root=/dev/vda rw init=/bin/sh -x")
         );
         assert_eq!(cmdline(&["--cmdline", "", "--cmdline-append", "a"]), "a");
+        assert_eq!(
+            cmdline(&["--disk", "/r", "--cmdline", "quiet -- root=x", "--cmdline-append", "a=1"]),
+            "quiet root=/dev/vda rw a=1 -- root=x"
+        );
     }
 
     #[test]

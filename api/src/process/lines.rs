@@ -3,54 +3,58 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 
-/// An open file whose readers see whole lines. A line longer than the room of a FIFO is continued by the next
+/// An open file whose readers see whole lines. A line of which only a part fitted is continued by the next
 /// call.
 #[derive(Debug)]
-pub(crate) struct LineFile {
-    file: File,
-    /// The rest of a line that the FIFO had no room for.
+pub(crate) struct LineFile<W = File> {
+    file: W,
+    /// The rest of a line that the file had no room for.
     rest: Vec<u8>,
 }
 
-impl LineFile {
-    pub(crate) fn new(file: File) -> Self {
+impl<W: Write> LineFile<W> {
+    pub(crate) fn new(file: W) -> Self {
         Self { file, rest: Vec::new() }
     }
 
     /// Writes a line, which ends with a newline. Without room for its first byte the line is lost.
     ///
     /// # Errors
-    /// The FIFO is full, or the host refuses. The line is lost.
+    /// The FIFO or the disk is full, or the host refuses. The line is lost.
     pub(crate) fn write(&mut self, line: &[u8]) -> io::Result<()> {
-        let rest = std::mem::take(&mut self.rest);
-        let sent = self.send(&rest)?;
-        if sent < rest.len() {
-            self.rest = rest[sent..].to_vec();
+        let sent = send(&mut self.file, &self.rest)?;
+        self.rest.drain(..sent);
+        if !self.rest.is_empty() {
             return Err(ErrorKind::WouldBlock.into());
         }
-        match self.send(line)? {
+        match send(&mut self.file, line)? {
             0 => Err(ErrorKind::WouldBlock.into()),
             sent => {
-                self.rest = line[sent..].to_vec();
+                self.rest.extend_from_slice(&line[sent..]);
                 Ok(())
             }
         }
     }
+}
 
-    /// Writes as much as there is room for.
-    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut sent = 0;
-        while sent < bytes.len() {
-            match self.file.write(&bytes[sent..]) {
-                Ok(0) => break,
-                Ok(more) => sent += more,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
-            }
+/// Writes as much as there is room for.
+///
+/// # Errors
+/// The host refuses the first byte.
+fn send(file: &mut impl Write, bytes: &[u8]) -> io::Result<usize> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match file.write(&bytes[sent..]) {
+            Ok(0) => break,
+            Ok(more) => sent += more,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // The next call reports it, if it stays.
+            Err(_) if sent > 0 => break,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
         }
-        Ok(sent)
     }
+    Ok(sent)
 }
 
 #[cfg(test)]
@@ -85,6 +89,43 @@ mod tests {
         drain(&mut read);
         let wanted: Vec<u8> = kept.into_iter().chain([9]).flat_map(line).collect();
         assert!(read == wanted, "{} bytes, not {}", read.len(), wanted.len());
+    }
+
+    /// A disk with room for so many bytes.
+    struct Disk {
+        room: usize,
+        content: Vec<u8>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let fitting = &bytes[..bytes.len().min(self.room)];
+            if fitting.is_empty() {
+                return Err(ErrorKind::StorageFull.into());
+            }
+            self.room -= fitting.len();
+            self.content.extend_from_slice(fitting);
+            Ok(fitting.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn full_disk_loses_whole_lines_and_tears_none() {
+        let mut lines = LineFile::new(Disk { room: 7, content: Vec::new() });
+        lines.write(b"one\n").unwrap();
+        lines.write(b"second\n").unwrap();
+        for _ in 0..2 {
+            assert_eq!(lines.write(b"lost\n").unwrap_err().kind(), ErrorKind::StorageFull);
+        }
+        lines.file.room = 1;
+        assert_eq!(lines.write(b"lost\n").unwrap_err().kind(), ErrorKind::WouldBlock);
+        lines.file.room = 100;
+        lines.write(b"last\n").unwrap();
+        assert_eq!(lines.file.content, b"one\nsecond\nlast\n");
     }
 
     #[test]

@@ -15,13 +15,14 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::process::lines::LineFile;
 use crate::process::{journal, output_file};
 
 /// See the module.
@@ -49,7 +50,7 @@ struct Settings {
 #[derive(Debug)]
 enum Sink {
     Stderr,
-    File(File),
+    Lines(Mutex<LineFile>),
     /// A connection to the journal.
     Journal(File),
 }
@@ -100,14 +101,24 @@ pub(crate) struct LogChange {
     pub(crate) layout: Option<Layout>,
     #[serde(with = "level_as_text")]
     pub(crate) level: Option<LevelFilter>,
+    /// The level, if no change asked for one.
+    #[serde(with = "level_as_text")]
+    pub(crate) usual_level: Option<LevelFilter>,
     pub(crate) shows_level: Option<bool>,
     pub(crate) shows_origin: Option<bool>,
     pub(crate) module: Option<String>,
 }
 
 impl LogChange {
-    const NONE: Self =
-        Self { to: None, layout: None, level: None, shows_level: None, shows_origin: None, module: None };
+    const NONE: Self = Self {
+        to: None,
+        layout: None,
+        level: None,
+        usual_level: None,
+        shows_level: None,
+        shows_origin: None,
+        module: None,
+    };
 
     /// This change after an earlier one.
     fn after(self, earlier: &Self) -> Self {
@@ -116,6 +127,7 @@ impl LogChange {
             to: self.to.or(earlier.to),
             layout: self.layout.or(earlier.layout),
             level: self.level.or(earlier.level),
+            usual_level: self.usual_level.or(earlier.usual_level),
             shows_level: self.shows_level.or(earlier.shows_level),
             shows_origin: self.shows_origin.or(earlier.shows_origin),
             module: self.module.or(earlier.module),
@@ -162,16 +174,10 @@ pub(crate) fn start() {
 /// # Errors
 /// The file cannot be opened. Then nothing changes.
 pub(crate) fn change(id: &str, change: LogChange) -> volt_vmm::Result<()> {
-    let LogChange { to, layout, level, shows_level, shows_origin, module } = change.clone();
-    let sink = to.map(open).transpose()?;
+    let sink = change.to.clone().map(open).transpose()?;
     let mut settings = LOG.settings.write().unwrap_or_else(PoisonError::into_inner);
     id.clone_into(&mut settings.id);
-    settings.chosen = change.after(&settings.chosen);
-    settings.level = level.unwrap_or(settings.level);
-    settings.layout = layout.unwrap_or(settings.layout);
-    settings.shows_level = shows_level.unwrap_or(settings.shows_level);
-    settings.shows_origin = shows_origin.unwrap_or(settings.shows_origin);
-    settings.module = module.or_else(|| settings.module.take());
+    settings.take(change);
     if let Some(sink) = sink {
         settings.sink = sink;
     }
@@ -182,12 +188,24 @@ pub(crate) fn change(id: &str, change: LogChange) -> volt_vmm::Result<()> {
 fn open(to: LogTo) -> volt_vmm::Result<Sink> {
     Ok(match to {
         LogTo::Stderr => Sink::Stderr,
-        LogTo::File(path) => Sink::File(output_file::open("open log", &path)?),
+        LogTo::File(path) => Sink::Lines(Mutex::new(LineFile::new(output_file::open("open log", &path)?))),
         LogTo::Journal => Sink::Journal(journal::connect()?),
     })
 }
 
 impl Settings {
+    /// Takes over all of a change but the receiver.
+    fn take(&mut self, change: LogChange) {
+        let usual = change.usual_level.filter(|_| self.chosen.level.is_none());
+        self.chosen = change.clone().after(&self.chosen);
+        let LogChange { to: _, layout, level, usual_level: _, shows_level, shows_origin, module } = change;
+        self.level = level.or(usual).unwrap_or(self.level);
+        self.layout = layout.unwrap_or(self.layout);
+        self.shows_level = shows_level.unwrap_or(self.shows_level);
+        self.shows_origin = shows_origin.unwrap_or(self.shows_origin);
+        self.module = module.or_else(|| self.module.take());
+    }
+
     fn keeps(&self, metadata: &Metadata<'_>) -> bool {
         let module = self.module.as_deref().unwrap_or_default();
         metadata.level() <= self.level && metadata.target().starts_with(module)
@@ -248,7 +266,10 @@ impl Log for ProcessLog {
         let line = || settings.line(record, SystemTime::now());
         let written = match &settings.sink {
             Sink::Stderr => io::stderr().write_all(line().as_bytes()),
-            Sink::File(file) => (&*file).write_all(line().as_bytes()),
+            Sink::Lines(lines) => {
+                let line = line();
+                lines.lock().unwrap_or_else(PoisonError::into_inner).write(line.as_bytes())
+            }
             Sink::Journal(journal) => (&*journal).write_all(&journal::datagram(&settings.id, record)),
         };
         if written.is_err() {
@@ -328,6 +349,18 @@ mod tests {
         assert_eq!(then.after(&first), both);
         let text = serde_json::to_string(&both).unwrap();
         assert_eq!(serde_json::from_str::<LogChange>(&text).unwrap(), both, "{text}");
+    }
+
+    #[test]
+    fn usual_level_counts_until_another_was_chosen() {
+        let mut settings = Settings { level: LevelFilter::Warn, ..settings(None) };
+        let usual = LogChange { usual_level: Some(LevelFilter::Info), ..LogChange::default() };
+        let chosen = LogChange { level: Some(LevelFilter::Trace), ..usual.clone() };
+        let levels = [LogChange::default(), usual.clone(), chosen, usual].map(|change| {
+            settings.take(change);
+            settings.level
+        });
+        assert_eq!(levels, [LevelFilter::Warn, LevelFilter::Info, LevelFilter::Trace, LevelFilter::Trace]);
     }
 
     #[test]

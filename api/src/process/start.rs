@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use volt_vmm::config::{Devices, Overrides};
 use volt_vmm::{
-    Console, LentVm, MemoryHandler, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, SnapshotFiles,
-    Store, Vm, VmConfig,
+    Console, LentVm, MemoryHandler, MetadataStore, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot,
+    SnapshotFiles, Store, Vm, VmConfig,
 };
 
 use crate::descriptors::allow_descriptors;
@@ -70,9 +70,14 @@ pub(crate) fn open(place: &SnapshotPlace, options: &RestoreOptions) -> Result<Sn
 }
 
 /// Restores a snapshot from the parent of a fork into a prewarmed VM, and leaves the VM paused.
-pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, pool: Arc<Pool>) -> Result<ProvisionalVm> {
-    let pool = Some(pool);
-    let options = RestoreOptions::default().paused().overrides(overrides).pool(pool).console(home::console());
+pub(crate) fn take_over(
+    snapshot: &Snapshot,
+    overrides: Overrides,
+    metadata: MetadataStore,
+    pool: Arc<Pool>,
+) -> Result<ProvisionalVm> {
+    let options = RestoreOptions::default().paused().overrides(overrides).metadata(metadata);
+    let options = options.pool(Some(pool)).console(home::console());
     snapshot.restore_provisionally(prepared(snapshot, options))
 }
 

@@ -1,9 +1,11 @@
-//! Reads the JSON body of a request within limits of size and time.
+//! Reads the JSON body of a request within limits of size and time, and the id in its path.
 
 use std::time::Duration;
 
 use axum::body::{Bytes, to_bytes};
-use axum::extract::{FromRequest, Request};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 use tokio::time::timeout;
 
@@ -40,6 +42,20 @@ impl<T: DeserializeOwned + Default> FromRequest<Api> for OptionalBody<T> {
     async fn from_request(request: Request, api: &Api) -> Result<Self, Fault> {
         let bytes = received(request, api).await?;
         if bytes.is_empty() { Ok(Self(T::default())) } else { parsed(&bytes).map(Self) }
+    }
+}
+
+/// The last part of a request's path: the id of a device.
+#[derive(Debug)]
+pub(super) struct Id(pub(super) String);
+
+impl FromRequestParts<Api> for Id {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Fault> {
+        let refused =
+            |rejection: PathRejection| Fault::refused(format!("request path: {}", rejection.body_text()));
+        Path::from_request_parts(parts, api).await.map(|Path(id)| Self(id)).map_err(refused)
     }
 }
 

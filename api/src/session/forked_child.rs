@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use volt_vmm::internal::paths::DESCRIPTOR;
-use volt_vmm::{Error, Pool, Snapshot, Vm};
+use volt_vmm::{Error, MetadataStore, Pool, Snapshot, Vm};
 
 use crate::failure::Failure;
 use crate::process::confinement;
@@ -20,6 +20,7 @@ use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, Run};
 use crate::process::log::{self, LogChange};
 use crate::process::vm_slot::Slot;
 use crate::process::{home, start};
+use crate::rest::ApiOptions;
 use crate::session::Session;
 
 /// Receives a VM from the parent through standard input, and runs it until it ends.
@@ -54,7 +55,7 @@ fn receive_and_run(
     id: String,
     mut confinement: ConfinementChoice,
 ) -> Result<Status, Failure> {
-    let ChildSetup { shape, overrides, run_dir, paused } = of(parent)?.receive()?;
+    let ChildSetup { shape, overrides, run_dir, paused, limits } = of(parent)?.receive()?;
     let id = match run_dir {
         Some(directory) => {
             let directory = confinement.check_run_dir(&directory)?;
@@ -67,12 +68,15 @@ fn receive_and_run(
     }
     confinement.add_socket(api_socket);
     confinement::apply(confinement, Some(shape))?;
-    let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?;
+    let metadata = MetadataStore::new(limits.metadata);
+    let serving = ApiOptions { longest_body: limits.longest_body, metadata, ..ApiOptions::default() };
+    let metadata = serving.metadata.clone();
+    let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?.serving(serving);
     // Created while the parent captures its VM.
     let pool = Arc::new(Pool::filled(shape, 1)?);
     let snapshot = Snapshot::receive(&of(parent)?.socket.0)?;
     session.run("fork a VM", move || {
-        let child = start::take_over(&snapshot, overrides, pool)?;
+        let child = start::take_over(&snapshot, overrides, metadata, pool)?;
         drop(snapshot);
         of(parent)?.run_with_siblings(child.vm(), paused)?;
         *parent = None;

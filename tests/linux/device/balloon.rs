@@ -6,9 +6,9 @@ use volt_tests::{Boot, Guest, needs, wait_until};
 /// Little memory, because each page costs a fault on an emulated processor.
 const MEMORY: &str = "128M";
 
-/// Returns a number of the balloon's statistics, or 0 before the first report.
+/// Returns a number of the balloon, or 0 if there is none.
 fn number(guest: &Guest, name: &str) -> u64 {
-    let (status, answer) = guest.ask("GET", "/balloon/statistics", "");
+    let (status, answer) = guest.ask("GET", "/v1/vm/balloon", "");
     assert_eq!(status, 200, "{answer}");
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     answer[name].as_u64().unwrap_or(0)
@@ -42,7 +42,12 @@ fn balloon_takes_memory_and_gives_it_back() {
     inflate_to(&guest, 70);
     let inflated = guest.resident_kib();
     assert!(inflated + (30 << 10) < full, "{full} KiB resident, then {inflated}");
-    wait_until("the guest reports its memory", || number(&guest, "total_memory") > 0);
+    let reported = || {
+        let (status, answer) = guest.ask("GET", "/balloon/statistics", "");
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str::<serde_json::Value>(&answer).unwrap()["total_memory"].as_u64()
+    };
+    wait_until("the guest reports its memory", || reported().is_some_and(|bytes| bytes > 64 << 20));
     is_whole(&mut guest);
     let snapshot = guest.snapshot();
     inflate_to(&guest, 0);

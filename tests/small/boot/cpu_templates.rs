@@ -8,6 +8,8 @@ use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, small_guest};
 
 /// A bit of EDX of leaf 1, which every x86-64 CPU has.
 const SSE2: u32 = 1 << 26;
+/// Content of a static template.
+const T2: &str = include_str!("../../../api/src/rest/firecracker/names/static_cpu/T2.json");
 /// IA32_SYSENTER_CS, which is 0 in a fresh vCPU.
 const SYSENTER_CS: u32 = 0x174;
 
@@ -135,4 +137,24 @@ fn cpu_config_of_a_request_counts_from_the_start_on() {
     assert_eq!(config["cpu-config"]["cpuid_modifiers"][0]["modifiers"][0]["register"], "edx", "{config}");
     let (status, fault) = guest.ask("PUT", "/cpu-config", &without_sse2().to_string());
     assert!(status == 400 && fault.contains("was started already"), "{fault}");
+}
+
+#[test]
+fn content_of_a_static_template_changes_exactly_its_bits() {
+    needs!(kvm, cpuid);
+    let plain = seen_cpu(&mut without_template(), false);
+    // T2 without its models: it needs of a host what each of these CPUs has.
+    let template: Value = serde_json::from_str(T2).unwrap();
+    let scratch = Scratch::new();
+    let file = write_template(&scratch, &template);
+    let check = Outcome::of(["cpu".as_ref(), "check".as_ref(), file.as_os_str()]);
+    if check.status == 1 {
+        return volt_tests::need::skip(&check.stdout);
+    }
+    let mut guest = under(&template);
+    let masked = seen_cpu(&mut guest, false).registers;
+    let [eax, ebx, ecx, edx] = plain.registers;
+    assert_eq!(masked[0], eax & 0xf000_c000 | 0x0003_06f2);
+    assert_eq!(masked[1..], [ebx, ecx & !0x0004_cdfc, edx & !0xe864_1080 | 0x1080]);
+    assert_eq!(seen_cpu(&mut guest.snapshot().restore(), false).registers, masked);
 }

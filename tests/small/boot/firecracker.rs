@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 use volt_tests::program::binary;
-use volt_tests::{Outcome, Scratch, needs, output, small_guest};
+use volt_tests::{Guest, Outcome, Scratch, needs, output, small_guest};
 
 /// Writes a configuration of Firecracker's form whose guest behaves so.
 fn configuration(scratch: &Scratch, behaviour: &str) -> PathBuf {
@@ -65,6 +65,109 @@ fn boot_timer_logs_one_line_of_a_guest_that_has_booted() {
     let [us, ms, cpu_us, cpu_ms] = took[..] else { panic!("{line}") };
     assert!(us > 0 && us / 1000 == ms && cpu_us > 0 && cpu_us / 1000 == cpu_ms, "{line}");
     assert_eq!(lines(&[]), [""; 0], "without the timer");
+}
+
+#[test]
+fn options_of_the_log_choose_its_lines_and_their_layout() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let (file, log) = (configuration(&scratch, "booted"), scratch.fresh("log"));
+    let log_path = log.to_str().unwrap();
+    let lines = |words: &[&str]| {
+        fs::write(&log, "").unwrap();
+        let start = ["--no-api", "--boot-timer", "--id", "web", "--log-path", log_path];
+        assert_eq!(run(&[&start, words, &["--config-file"]].concat(), &file).status, 0);
+        fs::read_to_string(&log).unwrap()
+    };
+    // The thread that the guest runs on, which the layout names.
+    let plain = lines(&[]);
+    let thread = plain.split_once("[web:").and_then(|(_, rest)| rest.split_once("] Guest-boot-time"));
+    let thread = thread.unwrap_or_else(|| panic!("{plain}")).0;
+    assert!(!thread.contains(':'), "{plain}");
+    let levels = lines(&["--show-level"]);
+    assert!(levels.contains(&format!("[web:{thread}:INFO] Guest-boot-time")), "{levels}");
+    let both = lines(&["--show-level", "--show-log-origin", "--level", "info", "--module", "volt_vmm"]);
+    let origin = both.split_once(&format!("[web:{thread}:INFO:")).unwrap_or_else(|| panic!("{both}")).1;
+    let (place, _) = origin.split_once("] Guest-boot-time").unwrap_or_else(|| panic!("{both}"));
+    let (source, line) = place.rsplit_once(':').unwrap();
+    assert!(source.ends_with(".rs") && line.parse::<u32>().is_ok(), "{both}");
+    for silent in [["--level", "Warning"], ["--module", "volt_api::none"]] {
+        assert!(!lines(&silent).contains("Guest-boot-time"), "{silent:?}");
+    }
+}
+
+#[test]
+fn state_file_tells_its_version() {
+    needs!(kvm);
+    let mut guest = Guest::boot("count");
+    guest.next_number("count");
+    let state = guest.snapshot().state_path();
+    let version = |words: &[&str]| Outcome::of(words).succeeded().stdout.clone();
+    let described = version(&["--describe-snapshot", state.to_str().unwrap()]);
+    assert!(described.starts_with('v') && described.ends_with(".0.0\n"), "{described}");
+    assert_eq!(described, version(&["--snapshot-version"]));
+}
+
+#[test]
+fn body_over_firecrackers_limit_is_refused_unless_an_option_allows_it() {
+    let text = |len: usize| json!("x".repeat(len - 2)).to_string();
+    for (options, limit) in [(&[][..], 51_200), (&["--http-api-max-payload-size", "60000"], 60_000)] {
+        let guest = Guest::of_firecracker(options);
+        assert_eq!(guest.ask("PUT", "/mmds", &text(limit)), (204, String::new()));
+        let (status, answer) = guest.ask("PUT", "/mmds", &text(limit + 1));
+        let words = format!("longer than {limit} bytes");
+        assert!(status == 413 && answer.contains(&words), "{status} {answer}");
+    }
+}
+
+/// A configuration with all keys of Firecracker's documentation (docs/getting-started.md, docs/mmds,
+/// docs/ballooning.md, docs/entropy.md) boots.
+#[test]
+fn configuration_of_firecrackers_documentation_boots() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let [disk, log, metrics] = ["rootfs", "log", "metrics"].map(|name| scratch.fresh(name));
+    fs::write(&disk, [0; 4096]).unwrap();
+    let config = json!({
+        "boot-source": {
+            "kernel_image_path": small_guest(),
+            "boot_args": "booted console=ttyS0 reboot=k panic=1 pci=off",
+            "initrd_path": null,
+        },
+        "cpu-config": null,
+        "drives": [{
+            "drive_id": "rootfs", "partuuid": null, "is_root_device": true, "cache_type": "Unsafe",
+            "is_read_only": false, "path_on_host": disk, "io_engine": "Sync", "socket": null,
+            "rate_limiter": {
+                "bandwidth": {"size": 1_000_000, "one_time_burst": null, "refill_time": 100},
+                "ops": null,
+            },
+        }],
+        "machine-config": {
+            "vcpu_count": 2, "mem_size_mib": 1024, "smt": false, "track_dirty_pages": false,
+            "huge_pages": "None",
+        },
+        "balloon": {
+            "amount_mib": 0, "deflate_on_oom": false, "stats_polling_interval_s": 1,
+            "free_page_reporting": false, "free_page_hinting": false,
+        },
+        "network-interfaces": [],
+        "vsock": {"guest_cid": 3, "uds_path": scratch.fresh("vsock")},
+        "logger": {
+            "log_path": log, "level": "Info", "show_level": false, "show_log_origin": false, "module": null,
+        },
+        "metrics": {"metrics_path": metrics},
+        "mmds-config": null,
+        "entropy": {"rate_limiter": null},
+        "serial": null,
+        "pmem": [],
+        "memory-hotplug": null,
+    });
+    let path = scratch.fresh("vm_config.json");
+    fs::write(&path, config.to_string()).unwrap();
+    let boots = run(&["--no-api", "--config-file"], &path);
+    assert!(boots.status == 0 && boots.stdout.contains("booted"), "{boots:?}");
+    assert!(fs::read_to_string(&metrics).unwrap().contains("\"utc_timestamp_ms\""));
 }
 
 #[test]

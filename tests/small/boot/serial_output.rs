@@ -69,6 +69,14 @@ fn output_over_the_limit_is_dropped_and_the_guest_runs_on() {
     let before = guest.processor_time();
     wait_until("a running guest", || guest.processor_time() > before);
     assert_eq!(fs::metadata(&path).unwrap().len(), 50);
+    let (_, metrics) = guest.ask("GET", "/metrics", "");
+    let number = |name: &str| -> u64 {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("no {name}: {metrics}")).trim().parse().unwrap()
+    };
+    let sent = number("volt_vmm_serial_bytes_total{direction=\"transmit\"}");
+    let dropped = number("volt_vmm_serial_dropped_bytes_total");
+    assert!(dropped > 0 && sent >= dropped, "{sent} {dropped}");
 }
 
 #[test]

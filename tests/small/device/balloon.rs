@@ -2,7 +2,8 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use volt_tests::{Boot, Exposition, Guest, Snapshot, needs};
+use serde_json::{Value, json};
+use volt_tests::{Boot, Exposition, Guest, Snapshot, needs, small_guest};
 
 /// MiB that the guest fills with a pattern.
 const MIB: u64 = 12;
@@ -21,7 +22,7 @@ fn ask_for(guest: &mut Guest, mib: u64) -> (u64, u64) {
 
 /// Returns target and content of the balloon in MiB.
 fn balloon(guest: &Guest) -> (u64, u64) {
-    let (status, answer) = guest.ask("GET", "/balloon/statistics", "");
+    let (status, answer) = guest.ask("GET", "/v1/vm/balloon", "");
     assert_eq!(status, 200, "{answer}");
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     (answer["target_mib"].as_u64().unwrap(), answer["actual_mib"].as_u64().unwrap())
@@ -53,6 +54,8 @@ fn inflated_balloon_returns_memory_and_shrinks_the_snapshot() {
     needs!(kvm);
     let mut guest = Boot::small(&format!("balloon mib={MIB}")).device(["--balloon"]).start();
     guest.wait_for("ready");
+    let (status, refusal) = guest.ask("GET", "/balloon/statistics", "");
+    assert!(status == 400 && refusal.contains("balloon device statistics were not enabled"), "{refusal}");
     let full = resident_before(&guest);
     assert_eq!(ask_for(&mut guest, 8), (0, 0));
     has_less(&guest, full, 8);
@@ -132,4 +135,61 @@ fn pages_reported_as_free_return_to_the_host() {
     gives_away_and_finds(&mut clone, 0, 6 * PAGES_PER_MIB);
     checks_what_it_kept(&mut other, MIB);
     assert_eq!(snapshot.fingerprint(), frozen);
+}
+
+/// Sends a request, and returns its answer in JSON.
+fn ask(guest: &Guest, (method, path): (&str, &str), body: &Value, status: u16) -> Value {
+    let (found, answer) = guest.ask(method, path, &body.to_string());
+    assert_eq!(found, status, "{method} {path} {body}: {answer}");
+    serde_json::from_str(&answer).unwrap_or(Value::Null)
+}
+
+#[test]
+fn balloon_is_configured_and_hints_by_firecrackers_requests() {
+    needs!(kvm);
+    let mut guest = Guest::waiting();
+    let (balloon, statistics) = ("/balloon", "/balloon/statistics");
+    ask(&guest, ("GET", balloon), &Value::Null, 400);
+    ask(&guest, ("PATCH", balloon), &json!({"amount_mib": 1}), 400);
+    ask(&guest, ("PATCH", statistics), &json!({"stats_polling_interval_s": 1}), 400);
+    let config = json!({"amount_mib": 4, "deflate_on_oom": true, "stats_polling_interval_s": 9,
+                        "free_page_hinting": true});
+    ask(&guest, ("PUT", balloon), &config, 204);
+    ask(&guest, ("PATCH", balloon), &json!({"amount_mib": 0}), 204);
+    ask(&guest, ("PATCH", statistics), &json!({"stats_polling_interval_s": 60}), 204);
+    let described = json!({"amount_mib": 0, "deflate_on_oom": true, "stats_polling_interval_s": 60,
+                           "free_page_hinting": true, "free_page_reporting": false});
+    assert_eq!(ask(&guest, ("GET", balloon), &Value::Null, 200), described);
+    let boot = json!({"kernel_image_path": small_guest(), "boot_args": format!("balloon mib={MIB}")});
+    ask(&guest, ("PUT", "/boot-source"), &boot, 204);
+    ask(&guest, ("PUT", "/machine-config"), &json!({"vcpu_count": 1, "mem_size_mib": 64}), 204);
+    ask(&guest, ("PUT", "/actions"), &json!({"action_type": "InstanceStart"}), 204);
+    guest.wait_for("ready");
+    assert_eq!(ask(&guest, ("GET", balloon), &Value::Null, 200), described);
+    ask_for(&mut guest, 2);
+    let found = ask(&guest, ("GET", statistics), &Value::Null, 200);
+    assert_eq!((&found["target_pages"], &found["actual_mib"]), (&json!(512), &json!(2)));
+
+    let host_command = |guest: &Guest| {
+        let status = ask(guest, ("GET", "/balloon/hinting/status"), &Value::Null, 200);
+        assert_eq!(status["guest_cmd"], Value::Null, "the guest does not know hints");
+        status["host_cmd"].as_u64().unwrap()
+    };
+    let keeps_pages = |guest: &Guest| {
+        let state = guest.snapshot().state();
+        state["machine"]["devices"]["balloon"]["device"]["hinting"]["keeps_pages"] == true
+    };
+    assert_eq!(host_command(&guest), 0);
+    let start = ("PATCH", "/balloon/hinting/start");
+    for (request, (body, keeps)) in (2..).zip([
+        (json!({}), false),
+        (json!({"acknowledge_on_stop": true}), false),
+        (json!({"acknowledge_on_stop": false}), true),
+    ]) {
+        ask(&guest, start, &body, 204);
+        assert_eq!((host_command(&guest), keeps_pages(&guest)), (request, keeps), "{body}");
+    }
+    ask(&guest, ("PATCH", "/balloon/hinting/stop"), &Value::Null, 204);
+    assert_eq!(host_command(&guest), 1);
+    checks_what_it_kept(&mut guest, MIB - 2);
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use volt_tests::wire::KIND;
-use volt_tests::{Guest, Outcome, Recorder, Scratch, Wire, needs, small_guest};
+use volt_tests::{Child, Guest, Outcome, Recorder, Scratch, Wire, needs, rest, small_guest};
 use volt_vmm::config::devices::{NetBackend, NetConfig};
 use volt_vmm::config::metadata::MetadataConfig;
 use volt_vmm::config::overrides::NetOverride;
@@ -134,6 +134,27 @@ fn clone_has_the_service_but_neither_data_nor_tokens() {
     put(&loaded, "/snapshot/load", &load);
     assert!(order(&mut loaded, "t").starts_with("200 "), "{}", loaded.output());
     assert_eq!(order(&mut loaded, "g"), "200 before");
+}
+
+#[test]
+fn child_of_a_fork_has_the_limits_of_its_parent() {
+    needs!(kvm);
+    let words = ["--mmds-size-limit", "30", "--http-api-max-payload-size", "1000"];
+    let guest = Guest::of_firecracker(&words);
+    put(&guest, "/boot-source", &json!({"kernel_image_path": small_guest(), "boot_args": "count mib=1"}));
+    put(&guest, "/machine-config", &json!({"vcpu_count": 1, "mem_size_mib": 64}));
+    put(&guest, "/actions", &json!({"action_type": "InstanceStart"}));
+    let directory = guest.scratch().directory().to_owned();
+    let children = Child::fork(guest.socket(), &directory, &[("a", json!({}))], false);
+    let text = |len: usize| json!("x".repeat(len)).to_string();
+    for socket in [guest.socket(), children[0].socket()] {
+        let put = |len| rest::ask(socket, "PUT", "/mmds", &text(len));
+        assert_eq!(put(28), (204, String::new()));
+        let (status, answer) = put(29);
+        assert!(status == 413 && answer.contains("limit of 30 bytes"), "{status} {answer}");
+        let (status, answer) = put(999);
+        assert!(status == 413 && answer.contains("longer than 1000 bytes"), "{status} {answer}");
+    }
 }
 
 #[test]

@@ -57,6 +57,15 @@ fn clone_with_another_address_sees_its_connections_reset() {
     assert_eq!(cid_after_reset(&mut clone), 7);
     talks(&mut clone, &others);
     assert!(!guest.output().contains("reset"), "{}", guest.output());
+
+    // Firecracker's request changes the socket alone.
+    let mut loaded = Guest::waiting();
+    let third = scratch.fresh("third");
+    let load = serde_json::json!({"snapshot_path": snapshot.directory(), "resume_vm": true,
+                                  "vsock_override": {"uds_path": third}});
+    assert_eq!(loaded.ask("PUT", "/snapshot/load", &load.to_string()), (204, String::new()));
+    assert_eq!(cid_after_reset(&mut loaded), 5);
+    talks(&mut loaded, &third);
 }
 
 #[test]

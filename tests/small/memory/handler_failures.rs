@@ -209,6 +209,17 @@ fn handler_that_closes_its_connection_serves_on() {
 }
 
 #[test]
+fn handler_may_read_the_connection_to_its_end() {
+    needs!(kvm, page_faults);
+    let pair = counted();
+    let handler = MemoryHandler::start(Conduct::ServesAfterTheEnd, &pair.memory, &pair.scratch);
+    let (mut guest, status, answer) = load(&pair.state, handler.socket());
+    assert_eq!((status, &*answer), (204, ""));
+    goes_on(&mut guest, 8);
+    assert!(handler.mappings().is_array());
+}
+
+#[test]
 fn snapshot_of_a_vm_with_a_dead_handler_fails() {
     needs!(kvm, page_faults);
     let pair = counted();

@@ -180,6 +180,28 @@ fn path_or_method_that_does_not_exist_is_refused() {
     guest.next_number("count");
 }
 
+#[test]
+fn bad_id_in_a_path_is_refused() {
+    needs!(kvm);
+    let mut guest = booted();
+    let (mut wrong, mut requests) = (Wrong::default(), 0);
+    let long = "x".repeat(300);
+    for description in both_faces(&guest) {
+        for operation in description.operations() {
+            let Some(start) = operation.path.strip_suffix("one") else { continue };
+            let body = description.good_body(&operation).map(|body| body.to_string()).unwrap_or_default();
+            for id in ["%FF", "%C3%28", "%zz", "%", "a%2Fb", "%00", "..", &long] {
+                let path = format!("{start}{id}");
+                wrong.refused(&guest, (&operation.method, &path), &body, &[400], "");
+                requests += 1;
+            }
+        }
+    }
+    assert!(requests >= 48, "only {requests}");
+    wrong.end(requests);
+    guest.next_number("count");
+}
+
 /// Sends each operation what it allows. Returns its status and answer by method and path.
 fn try_good_bodies(guest: &Guest) -> BTreeMap<String, (u16, String)> {
     let mut answers = BTreeMap::new();

@@ -385,7 +385,8 @@ fn child_without_its_parent_ends_and_leaves_nothing() {
     let scratch = Scratch::new();
     let socket = scratch.path("child.sock");
     let shape = json!({"memory_bytes": 64 << 20, "vcpus": 1, "irqchip": "split"});
-    let order = json!({"shape": shape, "overrides": {}, "paused": false}).to_string();
+    let limits = json!({"longest_body": 1, "metadata": 1});
+    let order = json!({"shape": shape, "overrides": {}, "paused": false, "limits": limits}).to_string();
     let order = [&(order.len() as u32).to_le_bytes(), order.as_bytes()].concat();
     let nothing_like_it = [&order[..], &[7; 100]].concat();
     for (said, why) in

@@ -23,6 +23,8 @@ pub enum Conduct {
     Serves,
     /// As `Serves`, and closes the connection once it has the memory.
     ServesWithoutConnection,
+    /// As `Serves`, once it has read the connection to its end.
+    ServesAfterTheEnd,
     /// Closes the connection at once.
     Closes,
     /// Reads nothing from the connection.
@@ -32,8 +34,14 @@ pub enum Conduct {
 }
 
 impl Conduct {
-    const ALL: [Self; 5] =
-        [Self::Serves, Self::ServesWithoutConnection, Self::Closes, Self::Waits, Self::Ignores];
+    const ALL: [Self; 6] = [
+        Self::Serves,
+        Self::ServesWithoutConnection,
+        Self::ServesAfterTheEnd,
+        Self::Closes,
+        Self::Waits,
+        Self::Ignores,
+    ];
 }
 
 /// A running handler. It serves one VM. Its process is killed on drop.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::IoSliceMut;
+use std::io::{IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -30,8 +30,14 @@ pub(super) fn run(conduct: Conduct, socket: &Path, memory: &Path) {
             println!("closed");
         }
         Conduct::Waits => sleep(),
-        Conduct::Serves | Conduct::ServesWithoutConnection | Conduct::Ignores => {
-            let (text, userfault) = receive(&stream);
+        Conduct::Serves
+        | Conduct::ServesWithoutConnection
+        | Conduct::ServesAfterTheEnd
+        | Conduct::Ignores => {
+            let (mut text, userfault) = receive(&stream);
+            if conduct == Conduct::ServesAfterTheEnd {
+                (&stream).read_to_string(&mut text).expect("read to the end");
+            }
             println!("mappings {text}");
             // Kept open, or not.
             let _stream = (conduct != Conduct::ServesWithoutConnection).then_some(stream);

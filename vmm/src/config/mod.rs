@@ -103,6 +103,20 @@ pub struct BootConfig {
     pub cmdline: String,
 }
 
+impl BootConfig {
+    /// Adds words for the kernel to the command line. The words after `--` stay those for init.
+    pub fn add_to_cmdline(&mut self, words: &str) {
+        volt_kernel::cmdline::add_words(&mut self.cmdline, words);
+    }
+
+    /// Whether a word of the command line names the kernel's root device.
+    #[must_use]
+    pub fn names_root(&self) -> bool {
+        let mut words = volt_kernel::cmdline::kernel_part(&self.cmdline).split_ascii_whitespace();
+        words.any(|word| word.starts_with("root="))
+    }
+}
+
 fn yes() -> bool {
     true
 }

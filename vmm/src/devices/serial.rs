@@ -67,11 +67,14 @@ impl Trigger for InterruptLine {
 struct SerialOutput {
     console: Arc<Mutex<Console>>,
     control: Arc<Control>,
+    room: Arc<Room>,
 }
 
 impl Write for SerialOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        lock(&self.console).write(bytes, || self.control.must_exit());
+        if !lock(&self.console).write(bytes, || self.control.must_exit()) {
+            self.room.dropped.add(bytes.len() as u64);
+        }
         Ok(bytes.len())
     }
 
@@ -88,6 +91,8 @@ pub(crate) struct Room {
     /// Bytes that the guest read, and bytes that it wrote.
     pub(crate) received: Counter,
     pub(crate) sent: Counter,
+    /// Those of the latter that a limit dropped.
+    pub(crate) dropped: Counter,
 }
 
 impl SerialEvents for Room {
@@ -110,8 +115,8 @@ impl SerialEvents for Room {
 impl Serial {
     /// Makes a port that interrupts on `line`.
     pub(crate) fn new(line: InterruptLine, console: Console, control: Arc<Control>) -> Self {
-        let output = SerialOutput { console: Arc::new(Mutex::new(console)), control };
-        let room = Arc::new(Room::default());
+        let (console, room) = (Arc::new(Mutex::new(console)), Arc::new(Room::default()));
+        let output = SerialOutput { console, control, room: Arc::clone(&room) };
         let uart = vm_superio::Serial::with_events(line.clone(), Arc::clone(&room), output.clone());
         Self { line, output, room, uart }
     }

@@ -42,13 +42,12 @@ mod tests {
         // An hour fills the bucket, so the test sees no refill of a whole byte.
         let limit = Bucket { size: 2, refill_time: 3_600_000, one_time_burst: 3 };
         let mut console = Console::to(written.clone()).limited(limit);
-        for byte in b"abcdefg" {
-            console.write(&[*byte], || false);
-        }
+        let admitted = b"abcdefg".map(|byte| console.write(&[byte], || false));
+        assert_eq!(admitted, [true, true, true, true, true, false, false]);
         assert_eq!(&*lock(&written.0), b"abcde");
         let unlimited = Bucket { size: 0, ..limit };
         let mut console = Console::to(written.clone()).limited(unlimited);
-        console.write(b"fg", || false);
+        assert!(console.write(b"fg", || false));
         assert_eq!(&*lock(&written.0), b"abcdefg");
     }
 }

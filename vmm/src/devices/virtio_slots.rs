@@ -86,14 +86,15 @@ pub(super) fn fill(
     Ok((slots.collect::<Result<_>>()?, handles))
 }
 
-/// Words of the kernel's command line that announce the devices to a kernel without ACPI, each after a space
-/// (Linux, Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
+/// Words of the kernel's command line that announce the devices to a kernel without ACPI (Linux,
+/// Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
 pub(crate) fn cmdline(devices: &Devices) -> String {
     let word = |number| {
         let BusRange { base, len, gsi } = place(number);
-        format!(" virtio_mmio.device={len:#x}@{base:#x}:{}", gsi.unwrap_or(0))
+        format!("virtio_mmio.device={len:#x}@{base:#x}:{}", gsi.unwrap_or(0))
     };
-    if devices.on_cmdline { (0..devices.count()).map(word).collect() } else { String::new() }
+    let count = if devices.on_cmdline { devices.count() } else { 0 };
+    (0..count).map(word).collect::<Vec<_>>().join(" ")
 }
 
 fn place(number: usize) -> BusRange {
@@ -151,11 +152,14 @@ fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::devices::BalloonConfig;
 
     #[test]
     fn slots_are_apart_and_told_once() {
-        let devices = Devices { rng: true, on_cmdline: true, ..Devices::default() };
-        assert_eq!(cmdline(&devices), " virtio_mmio.device=0x1000@0xd0000000:5");
+        let balloon = Some(BalloonConfig::default());
+        let devices = Devices { rng: true, balloon, on_cmdline: true, ..Devices::default() };
+        let first = "virtio_mmio.device=0x1000@0xd0000000:5";
+        assert_eq!(cmdline(&devices), format!("{first} virtio_mmio.device=0x1000@0xd0001000:6"));
         assert_eq!(cmdline(&Devices { on_cmdline: false, ..devices }), "");
         assert_eq!(place(15), BusRange { base: 0xd000_f000, len: 0x1000, gsi: Some(21) });
     }

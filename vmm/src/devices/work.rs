@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::i8042::{I8042, I8042Accesses};
 use super::serial::Room;
 use super::virtio::view::View;
+use crate::counters::Counter;
 use crate::counters::device::DeviceMetrics;
 use crate::sync::lock;
 
@@ -24,9 +25,11 @@ impl DeviceWork {
         self.virtio.iter().map(|(name, view)| view.metrics(name)).collect()
     }
 
-    /// Bytes that the guest read from its serial port, and bytes that it wrote there.
-    pub(crate) fn serial_bytes(&self) -> (u64, u64) {
-        (self.serial.received.get(), self.serial.sent.get())
+    /// Bytes that the guest read from its serial port, bytes that it wrote there, and those of the latter
+    /// that a limit dropped.
+    pub(crate) fn serial_bytes(&self) -> [u64; 3] {
+        let Room { received, sent, dropped, .. } = &*self.serial;
+        [received, sent, dropped].map(Counter::get)
     }
 
     /// The guest's accesses to the keyboard controller.

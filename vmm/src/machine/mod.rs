@@ -102,7 +102,8 @@ impl Machine {
         let boot = &config.boot;
         let kernel = open(&boot.kernel, "open kernel")?;
         let initrd = boot.initrd.as_ref().map(|initrd| open(initrd, "open initrd")).transpose()?;
-        let cmdline = boot.cmdline.clone() + &virtio_slots::cmdline(&config.devices);
+        let mut cmdline = boot.cmdline.clone();
+        volt_kernel::cmdline::add_words(&mut cmdline, &virtio_slots::cmdline(&config.devices));
         let payload = Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline: &cmdline };
         let entry = volt_kernel::load(self.shell.ram.guest(), &payload, &self.platform.acpi(config.vcpus))?;
         self.platform.begin_generation()?;

@@ -44,6 +44,12 @@ impl MetadataStore {
         Self(Arc::new(Shared { limit, content: Mutex::default(), tokens: OnceLock::new() }))
     }
 
+    /// Most bytes of the content as JSON.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.0.limit
+    }
+
     /// Replaces the whole content.
     ///
     /// # Errors

@@ -45,6 +45,8 @@ pub struct SerialMetrics {
     pub received_bytes: u64,
     /// Bytes that the guest wrote.
     pub sent_bytes: u64,
+    /// Those of the latter that a limit dropped ([`crate::Console::limited`]).
+    pub dropped_bytes: u64,
 }
 
 impl Vm {
@@ -60,7 +62,7 @@ impl Vm {
         let balloon = devices.iter().find(|device| device.name == BALLOON);
         let given_back = balloon.into_iter().flat_map(|balloon| &balloon.operations);
         let given_back_bytes = given_back.filter(|operation| operation.name != "statistics");
-        let (received_bytes, sent_bytes) = counters.serial_bytes();
+        let [received_bytes, sent_bytes, dropped_bytes] = counters.serial_bytes();
         Metrics {
             vcpus: vcpus.iter().map(|exits| exits.read().to_vec()).collect(),
             restore: self.phases,
@@ -68,7 +70,7 @@ impl Vm {
             given_back_bytes: given_back_bytes.map(|operation| operation.bytes).sum(),
             faults: faults.flatten(),
             devices,
-            serial: SerialMetrics { received_bytes, sent_bytes },
+            serial: SerialMetrics { received_bytes, sent_bytes, dropped_bytes },
             i8042: counters.i8042_accesses(),
             snapshots: snapshots.unwrap_or_default(),
         }

@@ -39,6 +39,16 @@ pub(crate) struct ChildSetup {
     pub(crate) run_dir: Option<PathBuf>,
     /// Whether the child's VM stays paused until a client resumes it.
     pub(crate) paused: bool,
+    pub(crate) limits: RequestLimits,
+}
+
+/// Limits of the parent's API, which hold for the child's too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RequestLimits {
+    /// Most bytes of the body of a request.
+    pub(crate) longest_body: usize,
+    /// Most bytes of metadata.
+    pub(crate) metadata: usize,
 }
 
 /// The parent's last message: run the VM.

@@ -15,7 +15,7 @@ use volt_vmm::{Cure, Error, FileRef, Handover, Invalid, Vm, VmShape};
 
 use super::children;
 use super::detachment::Detachment;
-use super::{ChildMessage, ChildSetup, ForkSocket, Run};
+use super::{ChildMessage, ChildSetup, ForkSocket, RequestLimits, Run};
 use crate::descriptors::allow_descriptors;
 use crate::failure::Failure;
 use crate::process::child_command::{CHILD_NAME, child_arguments, confinement_of_child};
@@ -46,14 +46,19 @@ pub(crate) struct Forked {
 ///
 /// # Errors
 /// The first error of a child; it names the child. Then no child and no file of a child remains.
-pub(crate) fn fork(vm: &Vm, wanted: Vec<ChildSpec>, paused: bool) -> Result<Vec<Forked>, Failure> {
+pub(crate) fn fork(
+    vm: &Vm,
+    wanted: Vec<ChildSpec>,
+    paused: bool,
+    limits: RequestLimits,
+) -> Result<Vec<Forked>, Failure> {
     let config = vm.config();
     check(&config.devices, &wanted)?;
     // The parent holds a socket for each child until it is detached.
     allow_descriptors();
     // The children start while the parent captures its VM.
     let (overrides, run_dir) = (Overrides::default(), None);
-    let setup = ChildSetup { shape: VmShape::of(&config), overrides, run_dir, paused };
+    let setup = ChildSetup { shape: VmShape::of(&config), overrides, run_dir, paused, limits };
     let confinement = confinement_of_child(&confinement::chosen())?;
     let detachment =
         Detachment::new().map_err(|source| Failure::system("create the pipe of a fork", source))?;

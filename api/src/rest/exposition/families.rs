@@ -155,6 +155,9 @@ pub(super) const FAMILIES: &[Family] = &[
             to.add(&[("direction", "transmit")], metrics.serial.sent_bytes as f64);
         });
     }),
+    counter("volt_vmm_serial_dropped_bytes_total", "Serial output that its limit dropped.", |picture, to| {
+        of_vm(picture, |metrics| to.add(&[], metrics.serial.dropped_bytes as f64));
+    }),
     histogram("volt_vmm_snapshot_seconds", "Snapshots, forks and rewinds.", |picture, to| {
         each_act(picture, |labels, act| to.histogram(labels, &act.duration));
     }),

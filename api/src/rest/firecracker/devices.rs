@@ -2,7 +2,7 @@
 //! `/balloon`. `running` changes those of a running VM.
 
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::routing::{any, get, patch, put};
 use volt_vmm::VmConfig;
 use volt_vmm::config::Devices;
@@ -13,7 +13,7 @@ use super::names::balloon::Balloon;
 use super::names::devices::{Drive, Entropy, NetworkInterface, RootDevice, Vsock};
 use super::names::metadata::MmdsConfig;
 use crate::rest::Api;
-use crate::rest::body::Body;
+use crate::rest::body::{Body, Id};
 use crate::rest::error::{Fault, StatusOnly};
 
 mod running;
@@ -63,7 +63,7 @@ impl DeviceDraft {
         config.devices.disks.sort_by_key(|disk| !is_root(disk));
         if let Some(disk) = config.devices.disks.first().filter(|disk| is_root(disk)) {
             let access = if disk.read_only { "ro" } else { "rw" };
-            config.boot.cmdline.push_str(&format!(" root={} {access}", root.name()));
+            config.boot.add_to_cmdline(&format!("root={} {access}", root.name()));
         }
     }
 }
@@ -154,14 +154,14 @@ fn replace<T>(all: &mut Vec<T>, new: T, same: impl Fn(&T) -> bool) {
     }
 }
 
-async fn set_drive(State(api): State<Api>, Path(id): Path<String>, Body(drive): Body<Drive>) -> StatusOnly {
+async fn set_drive(State(api): State<Api>, Id(id): Id, Body(drive): Body<Drive>) -> StatusOnly {
     check_id("drive_id", &id, &drive.drive_id)?;
     api.change_draft("set a drive", |draft| draft.devices.put_drive(drive))
 }
 
 async fn set_network_interface(
     State(api): State<Api>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Body(interface): Body<NetworkInterface>,
 ) -> StatusOnly {
     check_id("iface_id", &id, &interface.iface_id)?;
@@ -232,7 +232,7 @@ mod tests {
             let mut statuses = at_once(&["a", "b", "c", "d"], |id| {
                 let drive = json!({"drive_id": id, "path_on_host": "/d", "is_root_device": true});
                 let drive = Body(serde_json::from_value(drive).unwrap());
-                answer(set_drive(State(api.clone()), Path((*id).to_owned()), drive))
+                answer(set_drive(State(api.clone()), Id((*id).to_owned()), drive))
             });
             statuses.sort_unstable();
             assert_eq!(statuses, [204, 400, 400, 400]);
@@ -256,6 +256,11 @@ mod tests {
         let ids: Vec<_> = config.devices.disks.iter().map(|disk| disk.id.as_str()).collect();
         assert_eq!(ids, ["root", "data"]);
         assert!(config.boot.cmdline.ends_with(" root=/dev/vda ro"), "{}", config.boot.cmdline);
+        let partuuid = Some("0eaa91a0-01".to_owned());
+        let draft = DeviceDraft { root: draft.root.map(|root| RootDevice { partuuid, ..root }), ..draft };
+        "quiet -- /bin/sh".clone_into(&mut config.boot.cmdline);
+        draft.add_to(&mut config);
+        assert_eq!(config.boot.cmdline, "quiet root=PARTUUID=0eaa91a0-01 ro -- /bin/sh");
         assert_eq!(
             (config.devices.disks[0].cache, config.devices.disks[0].engine),
             (Cache::Writeback, Engine::IoUring)
@@ -299,5 +304,12 @@ mod tests {
         ] {
             api.refuses("PUT", path, body, 400, words);
         }
+        for path in ["/drives/a", "/drives/none", "/network-interfaces/e"] {
+            api.refuses("DELETE", path, "", 400, "cannot remove a device: its bus is MMIO");
+        }
+        let null = r#"{"drive_id":"b","path_on_host":"/d","is_root_device":false,"rate_limiter":
+                       {"ops":{"size":1,"refill_time":1,"one_time_burst":null},"bandwidth":null}}"#;
+        assert_eq!(api.ask("PUT", "/drives/b", null).0, 204);
+        api.refuses("PUT", "/drives/%FF", root, 400, "request path: Invalid URL: Invalid UTF-8");
     }
 }

@@ -24,6 +24,7 @@ impl TryFrom<LoadSnapshot> for SnapshotToRestore {
             grants_jail,
             refuses_huge_pages_of_a_file: true,
             clock: request.clock_mode(),
+            rewindable: request.tracks_dirty_pages(),
             path: request.snapshot_path,
             paused: !request.resume_vm,
             overrides: merge_overrides(request.overrides, request.network_overrides, request.vsock_override),
@@ -34,9 +35,33 @@ impl TryFrom<LoadSnapshot> for SnapshotToRestore {
             isolate_base: request.isolate_base,
             record: request.record,
             prefetch: request.prefetch,
-            rewindable: request.track_dirty_pages,
             // Firecracker checks no disk, and its clients expect no refusal.
             changed_images: ChangedImages::Warn,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use volt_vmm::ClockMode;
+
+    use super::*;
+
+    fn read(fields: &str) -> SnapshotToRestore {
+        let text = format!(r#"{{"snapshot_path":"/s"{fields}}}"#);
+        serde_json::from_str::<LoadSnapshot>(&text).unwrap().try_into().unwrap()
+    }
+
+    #[test]
+    fn each_of_two_names_of_a_choice_counts() {
+        let plain = read("");
+        assert!(!plain.rewindable && plain.paused && plain.clock == ClockMode::default());
+        for name in ["track_dirty_pages", "enable_diff_snapshots"] {
+            assert!(read(&format!(r#","{name}":true"#)).rewindable, "{name}");
+            assert!(!read(&format!(r#","{name}":false"#)).rewindable, "{name}");
+        }
+        for field in [r#""clock_realtime":true"#, r#""clock":"realtime""#] {
+            assert_eq!(read(&format!(",{field}")).clock, ClockMode::Realtime);
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! Firecracker's `/logger`, before the start.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::routing::put;
 use log::LevelFilter;
-use volt_vmm::Error;
 
 use super::names::logger::{LogLevel, Logger};
 use crate::process::log::{self as process_log, Layout, LogChange, LogTo};
@@ -27,27 +27,29 @@ impl From<Logger> for LogChange {
             LogLevel::Debug => LevelFilter::Debug,
             LogLevel::Trace => LevelFilter::Trace,
         });
-        // Firecracker's default level, for a file that was asked for.
-        let level = level.or(log_path.as_ref().map(|_| LevelFilter::Info));
-        let (layout, to) = log_path.map(|path| (Layout::Firecracker, LogTo::File(path))).unzip();
-        Self { to, layout, level, shows_level: show_level, shows_origin: show_log_origin, module }
+        // Firecracker's layout and default level, for what was asked for by its names.
+        let usual_level = log_path.as_ref().map(|_| LevelFilter::Info);
+        let has_layout = log_path.is_some() || show_level.is_some() || show_log_origin.is_some();
+        Self {
+            to: log_path.map(LogTo::File),
+            layout: has_layout.then_some(Layout::Firecracker),
+            level,
+            usual_level,
+            shows_level: show_level,
+            shows_origin: show_log_origin,
+            module,
+        }
     }
 }
 
 async fn set_logger(State(api): State<Api>, Body(logger): Body<Logger>) -> StatusOnly {
-    let chosen = logger.clone();
-    api.call(move |slot| {
-        if slot.peek().is_some() {
-            return Err(Error::NotNow { act: "configure the logger", state: "was started already" });
-        }
-        process_log::change(slot.id(), logger.into())
-    })
-    .await?;
-    api.change_draft("configure the logger", |draft| {
-        draft.logger = Some(chosen);
+    let slot = Arc::clone(&api.slot);
+    api.change_draft_with_files("configure the logger", move |draft| {
+        process_log::change(slot.id(), logger.clone().into())?;
+        draft.logger = Some(draft.logger.take().unwrap_or_default().with(logger));
         Ok(())
     })
-    .map(|_| StatusCode::NO_CONTENT)
+    .await
 }
 
 #[cfg(test)]
@@ -55,8 +57,54 @@ mod tests {
     use std::fs;
 
     use serde_json::json;
+    use volt_vmm::Vm;
 
-    use crate::rest::testing::{Dir, Serving};
+    use super::*;
+    use crate::process::vm_slot::Slot;
+    use crate::rest::ApiOptions;
+    use crate::rest::testing::{Dir, Serving, answer};
+
+    #[test]
+    fn request_during_a_start_is_refused_without_effect() {
+        let (slot, dir) = (Arc::new(Slot::new()), Dir::new());
+        let api = Api::new(Arc::clone(&slot), ApiOptions::default());
+        let path = dir.path("log");
+        let set = || {
+            let logger = Logger { log_path: Some(path.clone()), ..Logger::default() };
+            answer(set_logger(State(api.clone()), Body(logger)))
+        };
+        let started = slot.start("test", || -> volt_vmm::Result<Vm> {
+            assert_eq!(set(), 400);
+            Err(volt_vmm::Error::Crashed("made to fail".to_owned()))
+        });
+        assert!(started.is_err() && !path.exists() && api.draft().logger.is_none());
+        assert_eq!(set(), 204);
+        assert!(path.exists() && api.draft().logger.is_some());
+    }
+
+    #[test]
+    fn firecrackers_layout_comes_with_each_of_its_settings() {
+        let change = |text: &str| LogChange::from(serde_json::from_str::<Logger>(text).unwrap());
+        for text in [r#"{"log_path":"/l"}"#, r#"{"show_level":true}"#, r#"{"show_log_origin":false}"#] {
+            assert_eq!(change(text).layout, Some(Layout::Firecracker), "{text}");
+        }
+        let level = change(r#"{"level":"Debug"}"#);
+        assert_eq!((level.layout, level.level, level.usual_level), (None, Some(LevelFilter::Debug), None));
+        let path = change(r#"{"log_path":"/l"}"#);
+        assert_eq!((path.level, path.usual_level), (None, Some(LevelFilter::Info)));
+    }
+
+    #[test]
+    fn later_requests_keep_earlier_settings() {
+        let (api, dir) = (Serving::start(), Dir::new());
+        let path = dir.path("log");
+        for logger in [json!({"level": "Debug"}), json!({"log_path": path}), json!({"show_level": true})] {
+            assert_eq!(api.ask("PUT", "/logger", &logger.to_string()).0, 204);
+        }
+        let (_, found) = api.ask("GET", "/vm/config", "");
+        let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+        assert_eq!(found["logger"], json!({"level": "Debug", "log_path": path, "show_level": true}));
+    }
 
     #[test]
     fn log_goes_to_the_file_and_bad_loggers_are_refused() {

@@ -169,6 +169,21 @@ impl Api {
         change(&mut draft).map(|()| StatusCode::NO_CONTENT)
     }
 
+    /// As [`Api::change_draft`], for a change that opens files.
+    pub(crate) async fn change_draft_with_files(
+        &self,
+        act: &'static str,
+        change: impl FnOnce(&mut Draft) -> Result<(), Fault> + Send + 'static,
+    ) -> StatusOnly {
+        let api = self.clone();
+        self.call(move |_| Ok(api.change_draft(act, change))).await?
+    }
+
+    /// Remembers whether a load asked to track dirty pages, which the VM's configuration does not tell.
+    pub(crate) fn keep_tracking(&self, tracks_dirty_pages: bool) {
+        self.lock_draft().machine.get_or_insert_default().track_dirty_pages = tracks_dirty_pages;
+    }
+
     // No holder of the lock panics, so a poisoned draft is sound.
     fn lock_draft(&self) -> MutexGuard<'_, Draft> {
         self.draft.lock().unwrap_or_else(PoisonError::into_inner)
@@ -253,6 +268,17 @@ mod tests {
     use crate::rest::ApiOptions;
     use crate::rest::firecracker::names::devices::RootDevice;
     use crate::rest::testing::{Serving, answer, at_once};
+
+    #[test]
+    fn loaded_machine_tells_whether_its_dirty_pages_are_tracked() {
+        let api = Api::new(Arc::new(Slot::new()), ApiOptions::default());
+        let loaded = VmConfig { vcpus: 3, ..VmConfig::new("/k") };
+        for tracks in [true, false] {
+            api.keep_tracking(tracks);
+            let machine = api.draft().running_as(&loaded).machine.unwrap();
+            assert_eq!((machine.vcpu_count, machine.track_dirty_pages), (3, tracks));
+        }
+    }
 
     #[test]
     fn machine_is_configured_step_by_step() {

@@ -113,6 +113,7 @@ const I8042: Numbers<Metrics> = &[
 const UART: Numbers<Metrics> = &[
     ("read_count", |metrics| metrics.serial.received_bytes),
     ("write_count", |metrics| metrics.serial.sent_bytes),
+    ("rate_limiter_dropped_bytes", |metrics| metrics.serial.dropped_bytes),
 ];
 const INTERRUPTS: Numbers<Metrics> =
     &[("triggers", |metrics| metrics.devices.iter().map(|device| device.interrupts).sum())];

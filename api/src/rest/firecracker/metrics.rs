@@ -142,20 +142,20 @@ async fn set_metrics(State(api): State<Api>, Body(config): Body<MetricsFile>) ->
     if api.slot.peek().is_some() {
         return Err(Fault::refused(AFTER_START));
     }
-    let metrics = Arc::clone(&api.metrics);
-    let path = config.metrics_path.clone();
-    let bad = |why: &dyn std::fmt::Display| {
-        Fault::refused(format!("Cannot initialize the metrics system due to bad user input: {why}"))
-    };
-    match api.call(move |_| metrics.open(&path)).await {
-        Err(fault) => return Err(bad(&fault)),
-        Ok(false) => return Err(bad(&AGAIN)),
-        Ok(true) => api.metrics.start(&api.slot)?,
-    }
-    api.change_draft("configure metrics", |draft| {
+    let (metrics, slot) = (Arc::clone(&api.metrics), Arc::clone(&api.slot));
+    api.change_draft_with_files("configure metrics", move |draft| {
+        let bad = |why: String| {
+            Fault::refused(format!("Cannot initialize the metrics system due to bad user input: {why}"))
+        };
+        match metrics.open(&config.metrics_path) {
+            Err(error) => return Err(bad(Fault::from(error).to_string())),
+            Ok(false) => return Err(bad(AGAIN.to_owned())),
+            Ok(true) => metrics.start(&slot)?,
+        }
         draft.metrics = Some(config);
         Ok(())
     })
+    .await
 }
 
 /// `FlushMetrics`
@@ -175,8 +175,30 @@ pub(super) async fn flush(api: &Api) -> StatusOnly {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use volt_vmm::Vm;
 
-    use crate::rest::testing::{Dir, Serving};
+    use super::*;
+    use crate::rest::ApiOptions;
+    use crate::rest::testing::{Dir, Serving, answer};
+
+    #[test]
+    fn request_during_a_start_is_refused_without_effect() {
+        let (slot, dir) = (Arc::new(Slot::new()), Dir::new());
+        let api = Api::new(Arc::clone(&slot), ApiOptions::default());
+        let path = dir.path("metrics");
+        let set = || {
+            let config = MetricsFile { metrics_path: path.clone() };
+            answer(set_metrics(State(api.clone()), Body(config)))
+        };
+        let started = slot.start("test", || -> volt_vmm::Result<Vm> {
+            assert_eq!(set(), 400);
+            Err(volt_vmm::Error::Crashed("made to fail".to_owned()))
+        });
+        assert!(started.is_err() && !path.exists() && api.draft().metrics.is_none());
+        assert_eq!(set(), 204);
+        assert!(path.exists() && api.draft().metrics.is_some());
+        slot.close();
+    }
 
     #[test]
     fn file_is_set_once_and_bad_requests_are_refused_in_firecrackers_words() {

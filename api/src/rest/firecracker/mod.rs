@@ -85,7 +85,9 @@ async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnaps
 }
 
 async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> StatusOnly {
+    let tracks_dirty_pages = request.tracks_dirty_pages();
     acts::restore(&api, request.try_into()?, api.draft().serial_output()).await?;
+    api.keep_tracking(tracks_dirty_pages);
     Ok(StatusCode::NO_CONTENT)
 }
 

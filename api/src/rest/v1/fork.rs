@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 use volt_vmm::config::Overrides;
 
 use super::Refusals;
-use crate::process::fork::parent;
 use crate::process::fork::parent::{ChildSpec, Forked};
+use crate::process::fork::{RequestLimits, parent};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::calls::Queue;
@@ -80,10 +80,11 @@ pub(crate) async fn fork(
             overrides: merge_overrides(child.overrides, child.network_overrides, child.vsock_override),
         })
         .collect();
+    let limits = RequestLimits { longest_body: api.longest_body, metadata: api.metadata.limit() };
     let forked = api
         .call_in(Queue::Captures, move |slot| {
             let vm = slot.vm("fork the VM")?;
-            Ok(parent::fork(&vm, wanted, paused))
+            Ok(parent::fork(&vm, wanted, paused, limits))
         })
         .await?;
     Ok(Json(Forks { children: forked? }))

@@ -80,6 +80,7 @@ paths! {
     "/v1/vm" => get(vm::describe), put(vm::make), patch(vm::change), delete(vm::end);
     "/v1/vm/shutdown" => put(vm::shut_down);
     "/v1/vm/memory" => get(vm::memory);
+    "/v1/vm/balloon" => get(vm::balloon);
     "/v1/vm/events" => get(events::events);
     "/v1/vm/snapshots" => post(snapshots::create);
     "/v1/vm/snapshots/current" => get(snapshots::progress), delete(snapshots::cancel);
@@ -170,6 +171,7 @@ mod tests {
             ("POST", "/v1/vm/rewinds", "", "cannot rewind: the VM has not been started"),
             ("DELETE", "/v1/vm/recording", "", "cannot end the recording"),
             ("GET", "/v1/vm/memory", "", "has not been started"),
+            ("GET", "/v1/vm/balloon", "", "has not been started"),
         ] {
             api.refuses(method, path, body, 400, words);
         }

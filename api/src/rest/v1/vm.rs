@@ -1,5 +1,6 @@
 //! `/v1/vm`: the VM itself. GET describes it, PUT makes it, PATCH pauses or resumes it, DELETE ends it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use volt_vmm::{Console, MemoryUsage, RunState, VmConfig};
+use volt_vmm::{BalloonStatus, Console, MemoryUsage, RunState, VmConfig};
 
 use super::Refusals;
 use crate::process::serial_output::SerialOutput;
@@ -19,6 +20,7 @@ use crate::rest::calls::Queue;
 use crate::rest::counts::TimedAct;
 use crate::rest::error::{Fault, StatusOnly};
 use crate::rest::events::VmState;
+use crate::rest::firecracker::names::balloon::named;
 use crate::rest::snapshots::{SnapshotToRestore, restore};
 
 /// Time that a guest has to end by itself, in milliseconds.
@@ -213,4 +215,32 @@ pub(super) async fn shut_down(
 )]
 pub(super) async fn memory(State(api): State<Api>) -> Result<Json<MemoryUsage>, Fault> {
     api.call(|slot| slot.vm("read the VM's memory usage")?.memory_usage()).await.map(Json)
+}
+
+/// The balloon.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Balloon {
+    /// Memory that the guest is asked to give, in MiB.
+    target_mib: u64,
+    /// Memory that the guest says it has given, in MiB.
+    actual_mib: u64,
+    /// Pages of 4 KiB that went back to the host, including the guest's reports and hints.
+    returned_pages: u64,
+    /// Invalid pages that the guest named.
+    ignored_pages: u64,
+    /// Memory statistics that the guest sent last, if it was asked.
+    statistics: Option<BTreeMap<&'static str, u64>>,
+}
+
+impl From<BalloonStatus> for Balloon {
+    fn from(status: BalloonStatus) -> Self {
+        let BalloonStatus { target_mib, actual_mib, returned_pages, ignored_pages, statistics } = status;
+        Self { target_mib, actual_mib, returned_pages, ignored_pages, statistics: statistics.map(named) }
+    }
+}
+
+/// Describe the balloon
+#[utoipa::path(get, path = "/v1/vm/balloon", tag = "vm", responses((status = 200, body = Balloon), Refusals))]
+pub(super) async fn balloon(State(api): State<Api>) -> Result<Json<Balloon>, Fault> {
+    api.call(|slot| slot.vm("look at the balloon")?.balloon()).await.map(|status| Json(status.into()))
 }

@@ -31,7 +31,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::SendFlags;
+use rustix::net::{SendFlags, Shutdown, shutdown};
 
 use super::options::deadline_after;
 use crate::error::{Error, Result, report};
@@ -189,6 +189,8 @@ impl FaultHandler for HandlerClient {
         send(socket, &mappings, beside, SendFlags::DONTWAIT)
             .map_err(|error| if is_end(&error) { taken::closed() } else { error })
             .map_err(failed)?;
+        // A handler may read to the end.
+        shutdown(socket, Shutdown::Write).map_err(|errno| failed(errno.into()))?;
         taken::wait_until_taken(socket, self.deadline).map_err(failed)?;
         let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(faults));
         let _ = self.faults.set(Weak::clone(&weak));

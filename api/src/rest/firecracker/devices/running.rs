@@ -1,13 +1,13 @@
 //! Firecracker's changes to devices of a running VM: rate limits, a grown or other disk, the balloon.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use volt_vmm::config::devices::BalloonConfig;
 
 use crate::rest::Api;
-use crate::rest::body::{Body, OptionalBody};
+use crate::rest::body::{Body, Id, OptionalBody};
 use crate::rest::error::{Fault, StatusOnly};
 use crate::rest::firecracker::devices::check_id;
 use crate::rest::firecracker::names::balloon::{
@@ -17,7 +17,7 @@ use crate::rest::firecracker::names::devices::{DriveChange, NetworkInterfaceChan
 
 pub(crate) async fn change_drive(
     State(api): State<Api>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Body(change): Body<DriveChange>,
 ) -> StatusOnly {
     check_id("drive_id", &id, &change.drive_id)?;
@@ -35,7 +35,7 @@ pub(crate) async fn change_drive(
 
 pub(crate) async fn change_network_interface(
     State(api): State<Api>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Body(change): Body<NetworkInterfaceChange>,
 ) -> StatusOnly {
     check_id("iface_id", &id, &change.iface_id)?;
@@ -102,10 +102,18 @@ pub(crate) async fn balloon(State(api): State<Api>) -> Result<Json<Balloon>, Fau
     .map(|config| Json(config.into()))
 }
 
-/// Describes the balloon's statistics.
+/// Describes the balloon's statistics, if they are on.
 pub(crate) async fn statistics(State(api): State<Api>) -> Result<Json<BalloonStatistics>, Fault> {
-    let status = api.call(|slot| slot.vm("look at the balloon")?.balloon()).await?;
-    Ok(Json(status.into()))
+    let (status, is_on) = api
+        .call(|slot| {
+            let vm = slot.vm("look at the balloon")?;
+            let config = vm.config().devices.balloon;
+            Ok((vm.balloon()?, config.is_some_and(|balloon| balloon.statistics_interval > 0)))
+        })
+        .await?;
+    // As Firecracker describes it.
+    let off = "The balloon device statistics were not enabled when the device was configured.";
+    if is_on { Ok(Json(status.into())) } else { Err(Fault::refused(off)) }
 }
 
 pub(crate) async fn start_hinting(

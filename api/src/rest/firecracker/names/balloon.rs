@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use volt_vmm::BalloonStatus;
 use volt_vmm::config::devices::BalloonConfig;
+use volt_vmm::{BalloonStatistics as Statistics, BalloonStatus};
 
 /// The balloon: `PUT /balloon`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,26 +62,6 @@ pub(crate) struct BalloonStatistics {
 impl From<BalloonStatus> for BalloonStatistics {
     fn from(status: BalloonStatus) -> Self {
         let BalloonStatus { target_mib, actual_mib, returned_pages, ignored_pages, statistics, .. } = status;
-        let found = statistics.unwrap_or_default();
-        let of_guest = [
-            ("swap_in", found.swap_in),
-            ("swap_out", found.swap_out),
-            ("major_faults", found.major_faults),
-            ("minor_faults", found.minor_faults),
-            ("free_memory", found.free_memory),
-            ("total_memory", found.total_memory),
-            ("available_memory", found.available_memory),
-            ("disk_caches", found.disk_caches),
-            ("hugetlb_allocations", found.hugetlb_allocations),
-            ("hugetlb_failures", found.hugetlb_failures),
-            ("oom_kill", found.oom_kills),
-            ("alloc_stall", found.allocation_stalls),
-            ("async_scan", found.async_scans),
-            ("direct_scan", found.direct_scans),
-            ("async_reclaim", found.async_reclaims),
-            ("direct_reclaim", found.direct_reclaims),
-        ];
-        let of_guest = of_guest.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
         let pages = |mib| mib * (1 << 20) / 4096;
         Self {
             target_pages: pages(target_mib),
@@ -90,9 +70,32 @@ impl From<BalloonStatus> for BalloonStatistics {
             actual_mib,
             returned_pages,
             ignored_pages,
-            of_guest,
+            of_guest: named(statistics.unwrap_or_default()),
         }
     }
+}
+
+/// The statistics that a guest sent, by their names.
+pub(crate) fn named(found: Statistics) -> BTreeMap<&'static str, u64> {
+    let all = [
+        ("swap_in", found.swap_in),
+        ("swap_out", found.swap_out),
+        ("major_faults", found.major_faults),
+        ("minor_faults", found.minor_faults),
+        ("free_memory", found.free_memory),
+        ("total_memory", found.total_memory),
+        ("available_memory", found.available_memory),
+        ("disk_caches", found.disk_caches),
+        ("hugetlb_allocations", found.hugetlb_allocations),
+        ("hugetlb_failures", found.hugetlb_failures),
+        ("oom_kill", found.oom_kills),
+        ("alloc_stall", found.allocation_stalls),
+        ("async_scan", found.async_scans),
+        ("direct_scan", found.direct_scans),
+        ("async_reclaim", found.async_reclaims),
+        ("direct_reclaim", found.direct_reclaims),
+    ];
+    all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
 /// A change of the balloon: `PATCH /balloon`.
@@ -120,5 +123,69 @@ pub(crate) struct HintingStart {
 impl Default for HintingStart {
     fn default() -> Self {
         Self { acknowledge_on_stop: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn statistics_have_firecrackers_names() {
+        let mut found = Statistics::default();
+        let fields = [
+            &mut found.swap_in,
+            &mut found.swap_out,
+            &mut found.major_faults,
+            &mut found.minor_faults,
+            &mut found.free_memory,
+            &mut found.total_memory,
+            &mut found.available_memory,
+            &mut found.disk_caches,
+            &mut found.hugetlb_allocations,
+            &mut found.hugetlb_failures,
+            &mut found.oom_kills,
+            &mut found.allocation_stalls,
+            &mut found.async_scans,
+            &mut found.direct_scans,
+            &mut found.async_reclaims,
+            &mut found.direct_reclaims,
+        ];
+        fields.into_iter().zip(1..).for_each(|(field, number)| *field = Some(number));
+        let status = |statistics| BalloonStatus {
+            target_mib: 2,
+            actual_mib: 1,
+            returned_pages: 5,
+            ignored_pages: 6,
+            statistics,
+        };
+        let described =
+            |statistics| serde_json::to_value(BalloonStatistics::from(status(statistics))).unwrap();
+        let size = json!({"target_pages": 512, "actual_pages": 256, "target_mib": 2, "actual_mib": 1,
+                          "returned_pages": 5, "ignored_pages": 6});
+        assert_eq!(described(None), size);
+        let mut all = json!({
+            "swap_in": 1, "swap_out": 2, "major_faults": 3, "minor_faults": 4, "free_memory": 5,
+            "total_memory": 6, "available_memory": 7, "disk_caches": 8, "hugetlb_allocations": 9,
+            "hugetlb_failures": 10, "oom_kill": 11, "alloc_stall": 12, "async_scan": 13, "direct_scan": 14,
+            "async_reclaim": 15, "direct_reclaim": 16,
+        });
+        let Value::Object(size) = size else { panic!() };
+        all.as_object_mut().unwrap().extend(size);
+        assert_eq!(described(Some(found)), all);
+    }
+
+    #[test]
+    fn hinting_is_acknowledged_unless_the_request_says_otherwise() {
+        for (body, acknowledges) in [
+            ("{}", true),
+            (r#"{"acknowledge_on_stop":true}"#, true),
+            (r#"{"acknowledge_on_stop":false}"#, false),
+        ] {
+            let start: HintingStart = serde_json::from_str(body).unwrap();
+            assert_eq!(start.acknowledge_on_stop, acknowledges, "{body}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use volt_vmm::config::devices::{
 
 use super::balloon::Balloon;
 use super::metadata::MmdsConfig;
-use super::null_as_default;
+use super::{null_as_default, rate_limiter};
 use crate::rest::error::Fault;
 
 /// A disk: `PUT /drives/{drive_id}`, except for `is_root_device`.
@@ -32,7 +32,7 @@ pub(crate) struct Drive {
     cache_type: CacheType,
     #[serde(default, deserialize_with = "null_as_default")]
     io_engine: IoEngine,
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "RateLimit::is_none")]
+    #[serde(default, deserialize_with = "rate_limiter::limit", skip_serializing_if = "RateLimit::is_none")]
     rate_limiter: RateLimit,
     /// Firecracker's, of a kind of drive that volt-vmm lacks.
     #[serde(default, skip_serializing)]
@@ -141,9 +141,9 @@ pub(crate) struct NetworkInterface {
     /// volt-vmm's own.
     #[serde(default = "enabled", skip_serializing_if = "is_enabled")]
     offload: bool,
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "RateLimit::is_none")]
+    #[serde(default, deserialize_with = "rate_limiter::limit", skip_serializing_if = "RateLimit::is_none")]
     rx_rate_limiter: RateLimit,
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "RateLimit::is_none")]
+    #[serde(default, deserialize_with = "rate_limiter::limit", skip_serializing_if = "RateLimit::is_none")]
     tx_rate_limiter: RateLimit,
 }
 
@@ -257,7 +257,7 @@ impl From<ConsoleConfig> for ConsoleSocket {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Entropy {
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "RateLimit::is_none")]
+    #[serde(default, deserialize_with = "rate_limiter::limit", skip_serializing_if = "RateLimit::is_none")]
     pub(crate) rate_limiter: RateLimit,
 }
 
@@ -322,6 +322,7 @@ pub(crate) fn describe(devices: Devices, root: Option<&RootDevice>) -> Value {
 pub(crate) struct DriveChange {
     pub(crate) drive_id: String,
     pub(crate) path_on_host: Option<FileRef>,
+    #[serde(default, deserialize_with = "rate_limiter::change")]
     pub(crate) rate_limiter: Option<RateLimit>,
 }
 
@@ -330,7 +331,9 @@ pub(crate) struct DriveChange {
 #[serde(deny_unknown_fields)]
 pub(crate) struct NetworkInterfaceChange {
     pub(crate) iface_id: String,
+    #[serde(default, deserialize_with = "rate_limiter::change")]
     pub(crate) rx_rate_limiter: Option<RateLimit>,
+    #[serde(default, deserialize_with = "rate_limiter::change")]
     pub(crate) tx_rate_limiter: Option<RateLimit>,
 }
 

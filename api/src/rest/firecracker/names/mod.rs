@@ -9,6 +9,7 @@ pub(crate) mod logger;
 pub(crate) mod machine;
 pub(crate) mod metadata;
 pub(crate) mod metrics;
+mod rate_limiter;
 pub(crate) mod serial;
 pub(crate) mod snapshot;
 pub(crate) mod static_cpu;

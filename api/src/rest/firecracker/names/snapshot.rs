@@ -74,12 +74,12 @@ pub(crate) struct LoadSnapshot {
     pub(crate) resume_vm: bool,
     pub(crate) mem_file_path: Option<PathBuf>,
     pub(crate) mem_backend: Option<MemoryBackend>,
-    /// Ignored: every VM supports diffs.
-    #[serde(default, rename = "enable_diff_snapshots")]
-    _enable_diff_snapshots: bool,
-    /// Its newer name. It makes the first rewind faster.
+    /// Logs the guest's writes from the start. Every VM supports diffs; the first rewind is faster.
     #[serde(default)]
-    pub(crate) track_dirty_pages: bool,
+    track_dirty_pages: bool,
+    /// Its older name.
+    #[serde(default)]
+    enable_diff_snapshots: bool,
     #[serde(default)]
     pub(crate) network_overrides: Vec<NetworkOverride>,
     #[serde(default)]
@@ -171,6 +171,11 @@ impl LoadSnapshot {
             }
             (None, None) => Ok(GivenMemory::default()),
         }
+    }
+
+    /// Whether the guest's writes are logged from the start, by either field.
+    pub(crate) fn tracks_dirty_pages(&self) -> bool {
+        self.track_dirty_pages || self.enable_diff_snapshots
     }
 
     /// How the guest's clocks treat the time since the snapshot, by either field.
