@@ -4,7 +4,7 @@ use std::os::unix::net::UnixListener;
 
 use rustix::process::{Pid, Signal, kill_process};
 use volt_tests::names::{exists, named};
-use volt_tests::{Input, Names, needs, wait_until};
+use volt_tests::{Guest, Input, Names, needs, wait_until};
 
 use crate::snapshot::diffs::counting;
 use crate::snapshot::two_files::Pair;
@@ -130,24 +130,46 @@ fn running_vm_is_removed_by_force_alone() {
     assert_eq!(names.ok("ps -aq"), "db\n");
 }
 
-/// The start waits for a memory handler that never answers.
+/// A VM `web` whose start waits for a memory handler that never answers.
+pub(super) struct Starting {
+    pub(super) names: Names,
+    pub(super) client: Guest,
+    pid: u32,
+    _snapshot: Guest,
+    _handler: UnixListener,
+}
+
+impl Starting {
+    pub(super) fn web() -> Self {
+        let (names, guest) = (Names::new(), counting(8));
+        let pair = Pair::fresh(guest.scratch());
+        pair.take(&guest, "Full");
+        let socket = names.scratch().path("handler");
+        let silent = UnixListener::bind(&socket).unwrap();
+        let words = ["restore", "--name", "web", "--handler-patience", "600", "--memory-handler"];
+        let mut words: Vec<_> = words.into_iter().map(Into::into).collect();
+        words.extend([socket.into(), pair.state.into()]);
+        let client = names.start(words, Input::Null);
+        let process = || names.json("inspect web --json")["pid"].as_u64();
+        wait_until("the VM starts", || {
+            names.state("web").as_deref() == Some("starting") && process().is_some()
+        });
+        let pid = names.pid("web");
+        Self { names, client, pid, _snapshot: guest, _handler: silent }
+    }
+
+    /// Checks that neither the process nor the name is left.
+    pub(super) fn is_over(&self) {
+        assert!(!exists(self.pid) && !self.names.of("web").exists());
+    }
+}
+
 #[test]
 fn signal_during_a_start_ends_the_vm_and_frees_its_name() {
     needs!(kvm, page_faults);
-    let (names, guest) = (Names::new(), counting(8));
-    let pair = Pair::fresh(guest.scratch());
-    pair.take(&guest, "Full");
-    let socket = names.scratch().path("handler");
-    let _silent = UnixListener::bind(&socket).unwrap();
-    let words = ["restore", "--name", "web", "--handler-patience", "600", "--memory-handler"];
-    let mut words: Vec<_> = words.into_iter().map(Into::into).collect();
-    words.extend([socket.into(), pair.state.into()]);
-    let mut client = names.start(words, Input::Null);
-    let process = || names.json("inspect web --json")["pid"].as_u64();
-    wait_until("the VM starts", || names.state("web").as_deref() == Some("starting") && process().is_some());
-    let pid = names.pid("web");
-    client.signal(Signal::INT);
-    let ended = client.wait_exit();
+    let mut web = Starting::web();
+    web.client.signal(Signal::INT);
+    let ended = web.client.wait_exit();
     assert_eq!(ended.status, 130, "{ended:?}");
-    assert!(!exists(pid) && !names.of("web").exists());
+    web.is_over();
 }

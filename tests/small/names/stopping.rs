@@ -3,11 +3,9 @@
 use std::os::unix::net::UnixListener;
 
 use rustix::process::Signal;
-use volt_tests::names::exists;
-use volt_tests::{Boot, Guest, Input, Names, needs, wait_until};
+use volt_tests::{Boot, Guest, Names, needs};
 
-use crate::snapshot::diffs::counting;
-use crate::snapshot::two_files::Pair;
+use super::ends::Starting;
 
 /// A guest without a name, and the path of its API socket.
 fn unnamed() -> (Guest, String) {
@@ -62,23 +60,11 @@ fn guest_that_obeys_powers_off_within_the_limit() {
     assert_eq!(names.ok("logs web"), "ready\nobeying\n");
 }
 
-/// The start waits for a memory handler that never answers.
 #[test]
 fn stop_cancels_a_start() {
     needs!(kvm, page_faults);
-    let (names, guest) = (Names::new(), counting(8));
-    let pair = Pair::fresh(guest.scratch());
-    pair.take(&guest, "Full");
-    let socket = names.scratch().path("handler");
-    let _silent = UnixListener::bind(&socket).unwrap();
-    let words = ["restore", "--name", "web", "--handler-patience", "600", "--memory-handler"];
-    let mut words: Vec<_> = words.into_iter().map(Into::into).collect();
-    words.extend([socket.into(), pair.state.into()]);
-    let mut client = names.start(words, Input::Null);
-    let process = || names.json("inspect web --json")["pid"].as_u64();
-    wait_until("the VM starts", || names.state("web").as_deref() == Some("starting") && process().is_some());
-    let pid = names.pid("web");
-    names.ok("stop web");
-    assert_eq!(client.wait_exit().status, 128 + Signal::TERM.as_raw());
-    assert!(!exists(pid) && !names.of("web").exists());
+    let mut web = Starting::web();
+    web.names.ok("stop web");
+    assert_eq!(web.client.wait_exit().status, 128 + Signal::TERM.as_raw());
+    web.is_over();
 }
