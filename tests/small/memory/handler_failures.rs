@@ -209,10 +209,10 @@ fn handler_that_closes_its_connection_serves_on() {
 }
 
 #[test]
-fn handler_may_read_the_connection_to_its_end() {
+fn connection_to_a_handler_has_no_end_while_the_vm_runs() {
     needs!(kvm, page_faults);
     let pair = counted();
-    let handler = MemoryHandler::start(Conduct::ServesAfterTheEnd, &pair.memory, &pair.scratch);
+    let handler = MemoryHandler::start(Conduct::ServesUntilTheEnd, &pair.memory, &pair.scratch);
     let (mut guest, status, answer) = load(&pair.state, handler.socket());
     assert_eq!((status, &*answer), (204, ""));
     goes_on(&mut guest, 8);

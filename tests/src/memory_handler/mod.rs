@@ -23,8 +23,8 @@ pub enum Conduct {
     Serves,
     /// As `Serves`, and closes the connection once it has the memory.
     ServesWithoutConnection,
-    /// As `Serves`, once it has read the connection to its end.
-    ServesAfterTheEnd,
+    /// As `Serves`, as long as the connection has no end, as Firecracker's example of a handler.
+    ServesUntilTheEnd,
     /// Closes the connection at once.
     Closes,
     /// Reads nothing from the connection.
@@ -37,7 +37,7 @@ impl Conduct {
     const ALL: [Self; 6] = [
         Self::Serves,
         Self::ServesWithoutConnection,
-        Self::ServesAfterTheEnd,
+        Self::ServesUntilTheEnd,
         Self::Closes,
         Self::Waits,
         Self::Ignores,

@@ -32,11 +32,12 @@ pub(super) fn run(conduct: Conduct, socket: &Path, memory: &Path) {
         Conduct::Waits => sleep(),
         Conduct::Serves
         | Conduct::ServesWithoutConnection
-        | Conduct::ServesAfterTheEnd
+        | Conduct::ServesUntilTheEnd
         | Conduct::Ignores => {
-            let (mut text, userfault) = receive(&stream);
-            if conduct == Conduct::ServesAfterTheEnd {
-                (&stream).read_to_string(&mut text).expect("read to the end");
+            let (text, userfault) = receive(&stream);
+            if conduct == Conduct::ServesUntilTheEnd {
+                let watched = stream.try_clone().expect("watch the connection");
+                std::thread::spawn(move || end_with(watched));
             }
             println!("mappings {text}");
             // Kept open, or not.
@@ -143,4 +144,10 @@ impl Served {
         }
         self.userfault.copy(page, &bytes).expect("copy a page")
     }
+}
+
+/// Ends this process at the end of the connection.
+fn end_with(mut connection: UnixStream) {
+    let _ = connection.read(&mut [0]);
+    std::process::exit(1);
 }

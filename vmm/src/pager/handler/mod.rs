@@ -5,11 +5,12 @@
 //!   VM                                            handler, at a socket
 //!    │ connect ──────────────────────────────────> │
 //!    │ mappings in JSON; its userfaultfd ────────> │  reads them, or the restore fails
-//!    │ shuts its sending side down ──────────────> │
 //!    │                                             │
 //!    │ page faults, dropped ranges ──────────────> │  by the userfaultfd
 //!    │ <────────── UFFDIO_COPY, UFFDIO_ZEROPAGE ── │  into the VM's own pages
 //! ```
+//!
+//! The connection stays open both ways as long as the VM lives: handlers take its end for that of the VM.
 //!
 //! The VM maps an empty base and keeps a userfaultfd of its own: faults wait if the handler dies, and never
 //! show zeros. A thread watches for faults that wait too long ([`watch`]), and ends the VM then.
@@ -31,7 +32,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::{SendFlags, Shutdown, shutdown};
+use rustix::net::SendFlags;
 
 use super::options::deadline_after;
 use crate::error::{Error, Result, report};
@@ -189,8 +190,6 @@ impl FaultHandler for HandlerClient {
         send(socket, &mappings, beside, SendFlags::DONTWAIT)
             .map_err(|error| if is_end(&error) { taken::closed() } else { error })
             .map_err(failed)?;
-        // A handler may read to the end.
-        shutdown(socket, Shutdown::Write).map_err(|errno| failed(errno.into()))?;
         taken::wait_until_taken(socket, self.deadline).map_err(failed)?;
         let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(faults));
         let _ = self.faults.set(Weak::clone(&weak));
