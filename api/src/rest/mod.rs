@@ -39,6 +39,7 @@ pub(crate) use firecracker::API_VERSION;
 pub(crate) use firecracker::machine::Draft;
 pub(crate) use firecracker::metric_names::Startup;
 pub(crate) use firecracker::metrics::FlushedMetrics;
+use firecracker::metrics::open_file;
 pub(crate) use firecracker::names::FIELDS as FIRECRACKER_FIELDS;
 pub(crate) use firecracker::names::config_file::ConfigFile;
 pub(crate) use firecracker::names::cpu::CpuConfig;
@@ -98,7 +99,8 @@ impl ApiOptions {
     /// It cannot be opened.
     pub(crate) fn open_metrics(&mut self) -> volt_vmm::Result<()> {
         if let Some(MetricsFile { metrics_path }) = &self.draft.metrics {
-            self.metrics.get_or_insert_default().open(metrics_path)?;
+            let file = open_file(metrics_path)?;
+            self.metrics.get_or_insert_default().set(file);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use axum::routing::put;
 use log::LevelFilter;
 
 use super::names::logger::{LogLevel, Logger};
-use crate::process::log::{self as process_log, Layout, LogChange, LogTo};
+use crate::process::log::{Layout, LogChange, LogTo};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::StatusOnly;
@@ -44,11 +44,16 @@ impl From<Logger> for LogChange {
 
 async fn set_logger(State(api): State<Api>, Body(logger): Body<Logger>) -> StatusOnly {
     let slot = Arc::clone(&api.slot);
-    api.change_draft_with_files("configure the logger", move |draft| {
-        process_log::change(slot.id(), logger.clone().into())?;
-        draft.logger = Some(draft.logger.take().unwrap_or_default().with(logger));
-        Ok(())
-    })
+    let change = LogChange::from(logger.clone());
+    api.change_draft_with(
+        "configure the logger",
+        move || Ok(change.open()?),
+        move |draft, opened| {
+            opened.apply(slot.id());
+            draft.logger = Some(draft.logger.take().unwrap_or_default().with(logger));
+            Ok(())
+        },
+    )
     .await
 }
 

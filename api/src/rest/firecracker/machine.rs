@@ -169,14 +169,22 @@ impl Api {
         change(&mut draft).map(|()| StatusCode::NO_CONTENT)
     }
 
-    /// As [`Api::change_draft`], for a change that opens files.
-    pub(crate) async fn change_draft_with_files(
+    /// As [`Api::change_draft`], with what `open` returns. Opening may take long, so the draft is not locked
+    /// meanwhile: its lock holds up the server.
+    pub(crate) async fn change_draft_with<T: 'static>(
         &self,
         act: &'static str,
-        change: impl FnOnce(&mut Draft) -> Result<(), Fault> + Send + 'static,
+        open: impl FnOnce() -> Result<T, Fault> + Send + 'static,
+        change: impl FnOnce(&mut Draft, T) -> Result<(), Fault> + Send + 'static,
     ) -> StatusOnly {
         let api = self.clone();
-        self.call(move |_| Ok(api.change_draft(act, change))).await?
+        let changed = move || {
+            // A request that comes too late opens nothing.
+            api.change_draft(act, |_| Ok(()))?;
+            let opened = open()?;
+            api.change_draft(act, |draft| change(draft, opened))
+        };
+        self.call(move |_| Ok(changed())).await?
     }
 
     /// Remembers whether a load asked to track dirty pages, which the VM's configuration does not tell.

@@ -71,18 +71,18 @@ impl FlushedMetrics {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Sets the file or FIFO, which is created if it is missing. Returns false if one is set.
-    ///
-    /// # Errors
-    /// It cannot be opened.
-    pub(crate) fn open(&self, path: &Path) -> volt_vmm::Result<bool> {
+    /// Sets the file. Returns false if one is set.
+    pub(crate) fn set(&self, file: LineFile) -> bool {
         let mut kept = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.is_some() {
-            return Ok(false);
+        let is_free = kept.is_none();
+        if is_free {
+            *kept = Some(Flushed { file, last: HashMap::new() });
         }
-        let file = LineFile::new(output_file::open("open metrics", path)?);
-        *kept = Some(Flushed { file, last: HashMap::new() });
-        Ok(true)
+        is_free
+    }
+
+    fn is_set(&self) -> bool {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// Starts the thread that writes a line at the VM's start and every minute, if there is a file.
@@ -90,8 +90,7 @@ impl FlushedMetrics {
     /// # Errors
     /// The host refuses a thread.
     pub(crate) fn start(self: &Arc<Self>, slot: &Arc<Slot>) -> Result<(), Failure> {
-        let has_file = self.file.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        if !has_file || self.is_periodic.swap(true, Ordering::Relaxed) {
+        if !self.is_set() || self.is_periodic.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         let (metrics, slot) = (Arc::clone(self), Arc::clone(slot));
@@ -138,23 +137,38 @@ impl FlushedMetrics {
     }
 }
 
+/// Opens a file or FIFO for lines of metrics. It is created if it is missing.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn open_file(path: &Path) -> volt_vmm::Result<LineFile> {
+    output_file::open("open metrics", path).map(LineFile::new)
+}
+
 async fn set_metrics(State(api): State<Api>, Body(config): Body<MetricsFile>) -> StatusOnly {
     if api.slot.peek().is_some() {
         return Err(Fault::refused(AFTER_START));
     }
+    fn bad(why: &str) -> Fault {
+        Fault::refused(format!("Cannot initialize the metrics system due to bad user input: {why}"))
+    }
     let (metrics, slot) = (Arc::clone(&api.metrics), Arc::clone(&api.slot));
-    api.change_draft_with_files("configure metrics", move |draft| {
-        let bad = |why: String| {
-            Fault::refused(format!("Cannot initialize the metrics system due to bad user input: {why}"))
-        };
-        match metrics.open(&config.metrics_path) {
-            Err(error) => return Err(bad(Fault::from(error).to_string())),
-            Ok(false) => return Err(bad(AGAIN.to_owned())),
-            Ok(true) => metrics.start(&slot)?,
-        }
-        draft.metrics = Some(config);
-        Ok(())
-    })
+    let (kept, path) = (Arc::clone(&api.metrics), config.metrics_path.clone());
+    api.change_draft_with(
+        "configure metrics",
+        move || match kept.is_set() {
+            true => Err(bad(AGAIN)),
+            false => open_file(&path).map_err(|error| bad(&Fault::from(error).to_string())),
+        },
+        move |draft, file| {
+            if !metrics.set(file) {
+                return Err(bad(AGAIN));
+            }
+            metrics.start(&slot)?;
+            draft.metrics = Some(config);
+            Ok(())
+        },
+    )
     .await
 }
 
