@@ -152,14 +152,22 @@ mod level_as_text {
 }
 
 /// Returns all changes of the log in one, with an absolute path, for a process that is to have the same log.
+/// A file that it would not find by the path's text is left out.
 pub(crate) fn chosen() -> LogChange {
     let mut chosen = LOG.settings.read().unwrap_or_else(PoisonError::into_inner).chosen.clone();
-    if let Some(LogTo::File(path)) = &mut chosen.to
-        && let Ok(absolute) = std::path::absolute(&*path)
-    {
-        *path = absolute;
-    }
+    chosen.to = chosen.to.and_then(LogTo::for_another_process);
     chosen
+}
+
+impl LogTo {
+    fn for_another_process(self) -> Option<Self> {
+        let Self::File(path) = self else { return Some(self) };
+        let path = std::path::absolute(path).ok().filter(|path| path.to_str().is_some())?;
+        // Descriptors of this process.
+        let is_own =
+            ["/proc", "/dev/fd", "/dev/stdout", "/dev/stderr"].iter().any(|own| path.starts_with(own));
+        (!is_own).then_some(Self::File(path))
+    }
 }
 
 /// Starts to print the warnings and errors of this project's crates.
@@ -172,17 +180,39 @@ pub(crate) fn start() {
 /// Changes the log of the VM `id`.
 ///
 /// # Errors
-/// The file cannot be opened. Then nothing changes.
+/// As [`LogChange::open`].
 pub(crate) fn change(id: &str, change: LogChange) -> volt_vmm::Result<()> {
-    let sink = change.to.clone().map(open).transpose()?;
-    let mut settings = LOG.settings.write().unwrap_or_else(PoisonError::into_inner);
-    id.clone_into(&mut settings.id);
-    settings.take(change);
-    if let Some(sink) = sink {
-        settings.sink = sink;
+    change.open().map(|opened| opened.apply(id))
+}
+
+/// A change of the log whose receiver is open.
+pub(crate) struct OpenedChange {
+    change: LogChange,
+    sink: Option<Sink>,
+}
+
+impl LogChange {
+    /// Opens the receiver, which may take long.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(crate) fn open(self) -> volt_vmm::Result<OpenedChange> {
+        let sink = self.to.clone().map(open).transpose()?;
+        Ok(OpenedChange { change: self, sink })
     }
-    log::set_max_level(settings.level);
-    Ok(())
+}
+
+impl OpenedChange {
+    /// Changes the log of the VM `id`.
+    pub(crate) fn apply(self, id: &str) {
+        let mut settings = LOG.settings.write().unwrap_or_else(PoisonError::into_inner);
+        id.clone_into(&mut settings.id);
+        settings.take(self.change);
+        if let Some(sink) = self.sink {
+            settings.sink = sink;
+        }
+        log::set_max_level(settings.level);
+    }
 }
 
 fn open(to: LogTo) -> volt_vmm::Result<Sink> {
@@ -338,6 +368,21 @@ mod tests {
                 "target": "volt_vmm", "message": "a \"message\"\nof two lines",
             })
         );
+    }
+
+    #[test]
+    fn file_of_another_process_has_a_path_that_it_finds() {
+        use std::os::unix::ffi::OsStrExt;
+        let handed_on = |path: &[u8]| {
+            let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
+            LogTo::File(path).for_another_process()
+        };
+        assert_eq!(handed_on(b"/var/log/vm"), Some(LogTo::File("/var/log/vm".into())));
+        assert!(matches!(handed_on(b"vm"), Some(LogTo::File(path)) if path.is_absolute()));
+        for own in [&b"/dev/fd/63"[..], b"/proc/self/fd/3", b"/dev/stderr", b"/var/log/\xff"] {
+            assert_eq!(handed_on(own), None, "{own:?}");
+        }
+        assert_eq!(LogTo::Journal.for_another_process(), Some(LogTo::Journal));
     }
 
     #[test]

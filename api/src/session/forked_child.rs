@@ -48,6 +48,19 @@ pub(crate) fn run(api_socket: &Path, id: String, confinement: ConfinementChoice)
     }
 }
 
+/// Takes over the log of the parent. Where its file cannot be opened any more, the child keeps its own
+/// receiver: a log decides about no fork.
+fn take_log(id: &str, change: LogChange) {
+    if change == LogChange::default() {
+        return;
+    }
+    if let Err(error) = log::change(id, change.clone()) {
+        // Without a receiver to open, it cannot fail.
+        let _ = log::change(id, LogChange { to: None, ..change });
+        ::log::warn!("the log of the fork's parent is not kept: {error}");
+    }
+}
+
 /// Receives the VM and runs it. `parent` is `None` once the child is detached.
 fn receive_and_run(
     parent: &mut Option<Parent>,
@@ -63,9 +76,7 @@ fn receive_and_run(
         }
         None => id,
     };
-    if confinement.log != LogChange::default() {
-        log::change(&id, confinement.log.clone())?;
-    }
+    take_log(&id, confinement.log.clone());
     confinement.add_socket(api_socket);
     confinement::apply(confinement, Some(shape))?;
     let metadata = MetadataStore::new(limits.metadata);
