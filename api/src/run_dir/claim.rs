@@ -43,6 +43,7 @@ impl RunRoot {
         let _lock = self.lock()?;
         let name = match name {
             Some(name) => {
+                refuse_name_of_pagers(&name)?;
                 self.make(&name).map_err(|error| self.taken(&name, &error))?;
                 name
             }
@@ -193,6 +194,18 @@ impl Drop for Claim {
 }
 
 /// Removes a directory, its record first: without one it is abandoned.
+/// Refuses new names that the directory of a group of shared pagers can have beside those of VMs. Children of
+/// a VM `group` would get such names.
+fn refuse_name_of_pagers(name: &VmName) -> Result<(), Failure> {
+    match name.as_str() {
+        text if text == "group" || text.starts_with("group-") => {
+            let problem = "a name does not begin with `group-`, as those of pagers do, and is not `group`";
+            Err(Failure::vm(text, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn remove(directory: &Path) -> Result<(), Failure> {
     let _ = fs::remove_file(directory.join(files::RECORD));
     match fs::remove_dir_all(directory) {
@@ -204,9 +217,9 @@ fn remove(directory: &Path) -> Result<(), Failure> {
 }
 
 /// Whether nothing of a directory is kept for its user, and no process holds its lock: it has no whole
-/// record, or that of a VM which never started or is removed at its end. A record that cannot be read
-/// protects the directory, and so does an entry that no VM's process makes. The root is locked, so no claim
-/// is half done.
+/// record, or that of a VM which never started or is removed at its end. A record that the host does not let
+/// this process read protects the directory, and so does an entry that no VM's process makes. The root is
+/// locked, so no claim is half done.
 fn is_abandoned(directory: &Path) -> bool {
     let is_free = match fs::read(directory.join(files::RECORD)) {
         // A crash of the host can tear it.
@@ -401,6 +414,17 @@ mod tests {
         fs::write(&path, "precious").unwrap();
         refused();
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn new_vm_gets_no_name_of_pagers() {
+        let (_dir, root) = scratch();
+        for name in ["group", "group-", "group-web"] {
+            let error = claim(&root, name).unwrap_err().to_string();
+            assert!(error.contains("does not begin with `group-`"), "{error}");
+            assert!(!root.path().join(name).exists());
+        }
+        claim(&root, "groups").unwrap();
     }
 
     #[test]

@@ -6,8 +6,6 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use volt_vmm::internal::random_hex;
 
-/// Beginning of the names of directories that groups of shared pagers have beside those of VMs.
-const PAGERS: &str = "group-";
 /// Longest name, in bytes. A directory of the name must leave room for sockets (107 bytes in all).
 const LONGEST: usize = 48;
 
@@ -72,7 +70,6 @@ impl FromStr for VmName {
             Some(_) if text.len() > LONGEST => "a name has at most 48 bytes",
             Some(first) if !first.is_ascii_alphanumeric() => "a name begins with a letter or a digit",
             _ if !text.chars().all(allowed) => "a name has only letters, digits, `_` and `-`",
-            _ if text.starts_with(PAGERS) => "a name does not begin with `group-`, as those of pagers do",
             _ => return Ok(Self(text.to_owned())),
         };
         Err(problem.to_owned())
@@ -120,13 +117,11 @@ mod tests {
             ("a b", "only letters"),
             ("wéb", "only letters"),
             ("\x1b[2J", "begins with"),
-            ("group-", "does not begin with `group-`"),
-            ("group-web", "does not begin with `group-`"),
         ] {
             let error = text.parse::<VmName>().unwrap_err();
             assert!(error.contains(words), "{text:?}: {error}");
         }
-        for text in ["web", "7", "Web_1-x", "group", "groups-1", &"x".repeat(48)] {
+        for text in ["web", "7", "Web_1-x", "group-web", &"x".repeat(48)] {
             assert_eq!(text.parse::<VmName>().unwrap().as_str(), text);
         }
     }
