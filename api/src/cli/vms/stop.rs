@@ -146,7 +146,7 @@ impl Living {
             (Target::Socket(_), Some(process)) => {
                 poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
             }
-            // Its socket was there.
+            // Another pid namespace has it, so the end of its socket must do. Its process may still write.
             (Target::Socket(socket), None) => client::visible_process_of(socket).is_err(),
         })
     }

@@ -18,13 +18,15 @@ pub(super) struct Followed {
     is_over: bool,
     /// Whether the start is still to be printed.
     has_arrived: bool,
+    /// Whether the VM was seen to have started.
+    has_started: bool,
     /// The state that was printed last.
     state: Option<EventState>,
 }
 
 impl Followed {
     pub(super) fn of(target: Target) -> Self {
-        Self { target, stream: None, is_over: false, has_arrived: false, state: None }
+        Self { target, stream: None, is_over: false, has_arrived: false, has_started: false, state: None }
     }
 
     /// A VM that appeared while others were followed.
@@ -51,7 +53,7 @@ impl Followed {
                 return Ok(is_alive);
             }
             self.print(printer, &Happening::started(vm))?;
-            self.has_arrived = false;
+            (self.has_arrived, self.has_started) = (false, true);
         }
         if self.stream.is_none() && !self.is_over {
             self.connect()?;
@@ -62,7 +64,10 @@ impl Followed {
         }
         match &self.target {
             Target::Named(vm) => match vm.end() {
-                Some(end) if vm.has_started() => self.print(printer, &Happening::ended(end)).map(|()| false),
+                // The directory may be gone by now, with the record.
+                Some(end) if self.has_started || vm.has_started() => {
+                    self.print(printer, &Happening::ended(end)).map(|()| false)
+                }
                 Some(_) => Ok(false),
                 None => Ok(true),
             },
@@ -73,7 +78,7 @@ impl Followed {
     /// Connects, if the VM's API is ready.
     fn connect(&mut self) -> Result<(), Failure> {
         match (EventStream::open(self.socket()), &self.target) {
-            (Ok(stream), _) => self.stream = Some(stream),
+            (Ok(stream), _) => (self.stream, self.has_started) = (Some(stream), true),
             // It starts, or has just ended.
             (Err(_), Target::Named(_)) => {}
             (Err(error), Target::Socket(socket)) => {
