@@ -22,22 +22,36 @@ const TSS_ADDRESS: usize = 0xfffb_d000;
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
 /// The VM that this process has created ahead.
-static AHEAD: Ahead = Ahead(Mutex::new(None));
+static AHEAD: Ahead = Ahead(Mutex::new(Place::Free));
 
 /// Place of a VM that is created ahead of its use. A process that forks must not have one, because a VM
 /// belongs to the memory of the process that created it.
-struct Ahead(Mutex<Option<VmHandle>>);
+struct Ahead(Mutex<Place>);
+
+enum Place {
+    Free,
+    #[cfg_attr(not(any(feature = "internal", test)), expect(dead_code))]
+    Ready(VmHandle),
+    /// A machine has its VM. Another one would stay for nothing.
+    Past,
+}
 
 impl Ahead {
     #[cfg(any(feature = "internal", test))]
     fn fill(&self, kvm: &Kvm) -> Result<()> {
         let vm = VmHandle::create(kvm)?;
-        *lock(&self.0) = Some(vm);
+        let mut place = lock(&self.0);
+        if matches!(*place, Place::Free) {
+            *place = Place::Ready(vm);
+        }
         Ok(())
     }
 
     fn take(&self) -> Option<VmHandle> {
-        lock(&self.0).take()
+        match std::mem::replace(&mut *lock(&self.0), Place::Past) {
+            Place::Ready(vm) => Some(vm),
+            Place::Free | Place::Past => None,
+        }
     }
 }
 
@@ -162,11 +176,13 @@ mod tests {
     #[test]
     fn vm_created_ahead_is_taken_once() {
         let Ok(kvm) = crate::kvm::open() else { return crate::testing::skip("no KVM here") };
-        let ahead = Ahead(Mutex::new(None));
-        assert!(ahead.take().is_none());
+        let ahead = Ahead(Mutex::new(Place::Free));
         ahead.fill(&kvm).unwrap();
         let vm = ahead.take().unwrap();
         vm.split_irqchip().unwrap();
+        assert!(ahead.take().is_none());
+        // It comes too late.
+        ahead.fill(&kvm).unwrap();
         assert!(ahead.take().is_none());
     }
 }
