@@ -10,6 +10,7 @@ ORDER=$here/api/order.ld
 SECTION=.text.restore
 LEAST=95 # percent of the list's names that the section must contain; at 90 % a restore took 0.1 ms longer
 SECONDS_TO_START=60
+SECONDS_OF_REQUESTS=300
 # Object files of musl's assembler functions, which have no section per function.
 ASSEMBLER=(rcrt1.o memcpy.lo memmove.lo memset.lo clone.lo __set_thread_area.lo __unmapself.lo)
 
@@ -146,11 +147,14 @@ while api.connect_ex(path):
 for method, target, body in ("GET", "/", ""), ("PUT", "/snapshot/load", json.dumps(load)):
     head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     api.sendall((head + body).encode())
-    api.recv(65536)
+    answer = api.recv(65536)
+    if not answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 204")):
+        sys.exit(f"order: {method} {target} was refused: {answer.decode()}")
 END
     client=$!
     say "tracing firecracker and its requests"
-    (cd "$work" && ./steps steps.one ./firecracker --id traced --api-sock "$socket")
+    (cd "$work" && timeout "$SECONDS_OF_REQUESTS" ./steps steps.one ./firecracker --id traced \
+        --api-sock "$socket") || fail "no guest answered to the requests"
     kill "$client" 2>/dev/null || true
     wait "$client" 2>/dev/null || true
     cat "$work/steps.one" >>"$work/addresses"
