@@ -29,13 +29,13 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     let load = host::load();
     let scratch = Scratch::new()?;
-    let programs = Programs::new(&scratch, options.volt_vmm.clone())?;
-    let (runs, pause) = (options.runs(), options.pause());
+    let programs = Programs::new(&scratch, options.program.path()?)?;
+    let (runs, pause) = (options.runs(), options.turns.pause());
     let has_snapshot = options.only.has(&Part::Load) || options.only.has(&Part::Start);
     let snapshot = has_snapshot
         .then(|| snapshots::in_both_forms(&programs.volt_vmm, &scratch, options.memory_mib))
         .transpose()?;
-    if options.realtime {
+    if options.turns.realtime {
         process::go_first()?;
     }
     let mut report = Report::new(load, options.memory_mib);

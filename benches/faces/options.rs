@@ -1,10 +1,7 @@
 //! Options of the benchmark.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use clap::{Parser, ValueEnum};
-use volt_benches::command_line::Only;
+use volt_benches::command_line::{Only, Program, Turns};
 
 /// Measures the API from exec to its first answer, its answers, and restores through Firecracker's requests.
 #[derive(Debug, Parser)]
@@ -34,17 +31,11 @@ pub struct Options {
     #[arg(long = "memory", value_name = "MIB", default_value_t = 64)]
     pub memory_mib: u64,
 
-    /// Program to measure [default: the release binary of this tree]
-    #[arg(long, value_name = "FILE")]
-    pub volt_vmm: Option<PathBuf>,
+    #[command(flatten)]
+    pub program: Program,
 
-    /// Pause between two runs in milliseconds
-    #[arg(long = "pause", value_name = "MS", default_value_t = 5)]
-    pause_ms: u64,
-
-    /// Give all that is measured priority over other programs (SCHED_FIFO, as root), for a busy machine
-    #[arg(long)]
-    pub realtime: bool,
+    #[command(flatten)]
+    pub turns: Turns,
 
     /// Write the result to docs/benchmarks-faces.md
     #[arg(long)]
@@ -67,9 +58,5 @@ impl Options {
 
     pub fn requests(&self) -> usize {
         if self.quick { 500 } else { self.requests }
-    }
-
-    pub fn pause(&self) -> Duration {
-        Duration::from_millis(self.pause_ms)
     }
 }

@@ -11,7 +11,7 @@ use volt_benches::api::{Connection, SocketDirectory, request};
 use volt_benches::process::Running;
 use volt_benches::scratch::Scratch;
 use volt_benches::snapshots::BothForms;
-use volt_benches::{OrSay, Result, built, programs};
+use volt_benches::{OrSay, Result, programs};
 
 /// Longest wait for a guest's first byte, in seconds.
 const LIMIT: i64 = 10;
@@ -45,8 +45,7 @@ pub struct Serving {
 }
 
 impl Programs {
-    pub fn new(scratch: &Scratch, volt_vmm: Option<PathBuf>) -> Result<Self> {
-        let volt_vmm = volt_vmm.map_or_else(built::volt_vmm, Ok)?;
+    pub fn new(scratch: &Scratch, volt_vmm: PathBuf) -> Result<Self> {
         let volt_vmm = volt_vmm.canonicalize().or_say(&format!("find {}", volt_vmm.display()))?;
         let firecracker = scratch.path("firecracker");
         symlink(&volt_vmm, &firecracker).or_say("link firecracker to volt-vmm")?;

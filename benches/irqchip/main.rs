@@ -10,7 +10,6 @@ mod rivals;
 mod single;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use options::Options;
 use volt_benches::document::{Document, circumstances};
@@ -41,10 +40,10 @@ fn run(options: &Options) -> Result<()> {
     let mut say = |title: &str, about: &str, found: &rivals::Rivals| {
         document.say(&format!("## {title}\n\n{about}\n\n{found}"))
     };
-    let pause = Duration::from_millis(options.pause_ms);
+    let pause = options.turns.pause();
     // Before a thread or process of a crowd is started, which is not to be part of it.
     let crowds = crowd::measure(options.vms, options.crowd_runs)?;
-    if options.realtime {
+    if options.turns.realtime {
         process::go_first()?;
     }
     let found = single::measure(&options.vcpus, options.runs, pause)?;

@@ -1,6 +1,7 @@
 //! Options of the benchmark.
 
 use clap::Parser;
+use volt_benches::command_line::Turns;
 use volt_vmm::IrqchipKind;
 
 /// Measures the cost of making and closing VMs, with the kernel's interrupt controllers and with split ones.
@@ -34,13 +35,8 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub crowd_runs: usize,
 
-    /// Pause between two runs in milliseconds
-    #[arg(long = "pause", value_name = "MS", default_value_t = 5)]
-    pub pause_ms: u64,
-
-    /// Give single VMs priority over all other programs (SCHED_FIFO, as root)
-    #[arg(long)]
-    pub realtime: bool,
+    #[command(flatten)]
+    pub turns: Turns,
 
     /// Write the result to docs/benchmarks-irqchip.md
     #[arg(long)]

@@ -1,18 +1,20 @@
 //! Time of `volt-vmm metrics` over many VMs. See [`Options`].
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use volt_benches::api::{Connection, request};
+use volt_benches::command_line::Program;
 use volt_benches::document::{Document, circumstances};
 use volt_benches::forks::{Children, Parent};
+use volt_benches::process::run_to_end;
 use volt_benches::scratch::Scratch;
 use volt_benches::stats::percentiles;
 use volt_benches::table::Table;
 use volt_benches::turns::{Contender, in_turn};
-use volt_benches::{OrSay, Result, built, command_line, host, programs};
+use volt_benches::{OrSay, Result, command_line, host, programs};
 use volt_vmm::IrqchipKind;
 
 const DOCUMENT: &str = "docs/benchmarks-metrics.md";
@@ -43,9 +45,8 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 50)]
     rounds: usize,
 
-    /// Measure this program [default: the release binary of this tree]
-    #[arg(long, value_name = "FILE")]
-    volt_vmm: Option<PathBuf>,
+    #[command(flatten)]
+    program: Program,
 
     /// Take few scrapes (10)
     #[arg(long)]
@@ -63,7 +64,7 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     let load = host::load();
     let scratch = Scratch::new()?;
-    let volt_vmm = options.volt_vmm.clone().map_or_else(built::volt_vmm, Ok)?;
+    let volt_vmm = options.program.path()?;
     let shape = (MEMORY_MIB, IrqchipKind::default());
     let parent = Parent::boot_under(volt_vmm.clone(), &scratch, &format!("echo mib={TOUCHED_MIB}"), shape)?;
     let mut children = Children::default();
@@ -77,7 +78,7 @@ fn run(options: &Options) -> Result<()> {
     let rounds = if options.quick { QUICK } else { options.rounds };
     let empty = scratch.program("empty", programs::EMPTY)?;
     let contenders = vec![
-        Contender::new("an empty static program", || run_empty(&empty)),
+        Contender::new("an empty static program", || run_to_end(&empty)),
         Contender::new("`GET /metrics` of all, by one thread of this benchmark", || ask_all(&children)),
         Contender::new("`volt-vmm metrics` of one VM", || scrape(&volt_vmm, &children, 1, false)),
         Contender::new("the sum of all", || scrape(&volt_vmm, &children, options.vms, false)),
@@ -100,13 +101,6 @@ fn run(options: &Options) -> Result<()> {
         options.vms,
     ));
     if options.write_docs { document.write(DOCUMENT) } else { Ok(()) }
-}
-
-/// Runs a program that does nothing.
-fn run_empty(empty: &Path) -> Result<Duration> {
-    let began = Instant::now();
-    Command::new(empty).output().or_say("run a program")?;
-    Ok(began.elapsed())
 }
 
 /// Asks all VMs for their metrics, one after another.

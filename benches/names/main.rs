@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use volt_benches::api::{Connection, request};
+use volt_benches::command_line::Program;
 use volt_benches::document::{Document, circumstances};
+use volt_benches::process::run_to_end;
 use volt_benches::scratch::Scratch;
 use volt_benches::stats::{Times, percentiles};
 use volt_benches::table::Table;
 use volt_benches::turns::{Contender, in_turn};
-use volt_benches::{OrSay, Result, built, command_line, host, programs};
+use volt_benches::{OrSay, Result, command_line, host, programs};
 
 const DOCUMENT: &str = "docs/benchmarks-names.md";
 
@@ -38,9 +40,8 @@ struct Options {
     #[arg(long)]
     quick: bool,
 
-    /// Measure this program [default: the release binary of this tree]
-    #[arg(long, value_name = "PATH")]
-    program: Option<PathBuf>,
+    #[command(flatten)]
+    program: Program,
 
     /// Write the result to docs/benchmarks-names.md
     #[arg(long)]
@@ -63,10 +64,10 @@ struct Names {
 }
 
 impl Names {
-    fn new(scratch: &Scratch, program: Option<PathBuf>) -> Result<Self> {
+    fn new(scratch: &Scratch, program: PathBuf) -> Result<Self> {
         let runtime = scratch.path("run");
         DirBuilder::new().mode(0o700).create(&runtime).or_say("make a run directory")?;
-        Ok(Self { program: program.map_or_else(built::volt_vmm, Ok)?, runtime })
+        Ok(Self { program, runtime })
     }
 
     /// Runs a command to its end. Returns its output and its time from exec.
@@ -110,18 +111,11 @@ impl Drop for Names {
     }
 }
 
-/// Runs a program that does nothing.
-fn run_empty(empty: &Path) -> Result<Duration> {
-    let start = Instant::now();
-    Command::new(empty).output().or_say("run a program")?;
-    Ok(start.elapsed())
-}
-
 fn run(options: &Options) -> Result<()> {
     let load = host::load();
     let scratch = Scratch::new()?;
     let guest = scratch.program("guest", programs::SMALL_GUEST)?;
-    let names = Names::new(&scratch, options.program.clone())?;
+    let names = Names::new(&scratch, options.program.path()?)?;
     let starts = (0..options.vms).map(|number| names.boot(&guest, &format!("vm-{number}")));
     let starts = starts.collect::<Result<Times>>()?;
     let (listed, _) = names.run(["ps", "--quiet"])?;
@@ -135,7 +129,7 @@ fn run(options: &Options) -> Result<()> {
         Contender::new(name, move || names.run(words).map(|(_, took)| took))
     };
     let contenders = vec![
-        Contender::new("an empty static program", || run_empty(&empty)),
+        Contender::new("an empty static program", || run_to_end(&empty)),
         Contender::new("`GET /` of all, by one thread of this benchmark", || names.ask_all(vms)),
         command("`ps`", &["ps"]),
         command("`ps --json`", &["ps", "--json"]),

@@ -21,13 +21,12 @@ mod worker;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 use options::{Options, Part};
 use report::Report;
 use subject::Subject;
 use volt_benches::scratch::Scratch;
-use volt_benches::{Result, built, command_line, host, process, programs, snapshots};
+use volt_benches::{Result, command_line, host, process, programs, snapshots};
 
 /// The same as in the binary `volt-vmm`.
 #[global_allocator]
@@ -38,16 +37,13 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let volt_vmm = match &options.volt_vmm {
-        Some(path) => path.clone(),
-        None => built::volt_vmm()?,
-    };
+    let volt_vmm = options.program.path()?;
     let scratch = Scratch::new()?;
-    let pause = Duration::from_millis(options.pause_ms);
+    let pause = options.turns.pause();
     eprintln!("making the snapshots");
     let make = |&mib: &u64| Subject::make(&volt_vmm, &scratch, mib);
     let subjects = options.memory_mib.iter().map(make).collect::<Result<Vec<_>>>()?;
-    if options.realtime {
+    if options.turns.realtime {
         process::go_first()?;
     }
     let mut report = Report::new(host::load());

@@ -1,9 +1,7 @@
 //! Options of the benchmark.
 
-use std::path::PathBuf;
-
 use clap::{Parser, ValueEnum};
-use volt_benches::command_line::Only;
+use volt_benches::command_line::{Only, Program, Turns};
 
 /// Measures the time of a restore, beside the floor: the same KVM calls alone.
 #[derive(Debug, Parser)]
@@ -35,17 +33,11 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 15)]
     pub qemu_runs: usize,
 
-    /// Program to measure (default: built from this tree)
-    #[arg(long, value_name = "FILE")]
-    pub volt_vmm: Option<PathBuf>,
+    #[command(flatten)]
+    pub program: Program,
 
-    /// Pause between two runs in milliseconds
-    #[arg(long = "pause", value_name = "MS", default_value_t = 5)]
-    pub pause_ms: u64,
-
-    /// Give all that is measured priority over other programs (SCHED_FIFO, as root), for a busy machine
-    #[arg(long)]
-    pub realtime: bool,
+    #[command(flatten)]
+    pub turns: Turns,
 
     /// Write the result to docs/benchmarks.md
     #[arg(long)]

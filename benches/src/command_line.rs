@@ -1,10 +1,12 @@
 //! The command line of a benchmark, its errors and its exit status.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, ValueEnum};
 
-use crate::Result;
+use crate::{Result, built};
 
 /// Runs a benchmark with the options of the command line. Prints an error to standard error.
 pub fn run<Options: Parser>(run: impl FnOnce(&Options) -> Result<()>) -> ExitCode {
@@ -42,6 +44,44 @@ impl<Part: ValueEnum + PartialEq + Send + Sync + 'static> Only<Part> {
     #[must_use]
     pub fn has(&self, part: &Part) -> bool {
         self.only.is_empty() || self.only.contains(part)
+    }
+}
+
+/// The program to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Program {
+    /// Program to measure [default: the release binary of this tree]
+    #[arg(long, value_name = "FILE")]
+    volt_vmm: Option<PathBuf>,
+}
+
+impl Program {
+    /// Its path.
+    ///
+    /// # Errors
+    /// That of this tree does not build.
+    pub fn path(&self) -> Result<PathBuf> {
+        self.volt_vmm.clone().map_or_else(built::volt_vmm, Ok)
+    }
+}
+
+/// How runs of all that is compared take turns.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Turns {
+    /// Pause between two runs in milliseconds
+    #[arg(long = "pause", value_name = "MS", default_value_t = 5)]
+    pause_ms: u64,
+
+    /// Give all that is measured priority over other programs (SCHED_FIFO, as root), for a busy machine
+    #[arg(long)]
+    pub realtime: bool,
+}
+
+impl Turns {
+    /// The pause between two runs.
+    #[must_use]
+    pub fn pause(&self) -> Duration {
+        Duration::from_millis(self.pause_ms)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Processes that are timed: from exec to the first byte on standard output.
 
 use std::io::Read;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,16 @@ pub fn go_first() -> Result<()> {
     let set =
         unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_FIFO, &raw const priority) };
     if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()).or_say("schedule as SCHED_FIFO") }
+}
+
+/// Runs a program to its end. Returns the time from exec.
+///
+/// # Errors
+/// It cannot be started.
+pub fn run_to_end(program: &Path) -> Result<Duration> {
+    let start = Instant::now();
+    Command::new(program).output().or_say(&format!("run {}", program.display()))?;
+    Ok(start.elapsed())
 }
 
 /// A running process, ended with its owner.

@@ -46,17 +46,21 @@ fn reboot_is_a_success_only_by_firecrackers_command_line() {
     assert_eq!(crashes.status, 4, "{crashes:?}");
 }
 
+/// Boots a guest that reports its boot, with these options. Returns what is in the log after its end.
+fn log_of(words: &[&str]) -> String {
+    let scratch = Scratch::new();
+    let (file, log) = (configuration(&scratch, "booted"), scratch.fresh("log"));
+    let start = ["--no-api", "--log-path", log.to_str().unwrap()];
+    let ended = run(&[&start, words, &["--config-file"]].concat(), &file);
+    assert!(ended.status == 0 && ended.stdout.contains("booted"), "{ended:?}");
+    fs::read_to_string(&log).unwrap()
+}
+
 #[test]
 fn boot_timer_logs_one_line_of_a_guest_that_has_booted() {
     needs!(kvm);
-    let scratch = Scratch::new();
-    let (file, log) = (configuration(&scratch, "booted"), scratch.fresh("log"));
-    let log_path = log.to_str().unwrap();
     let lines = |words: &[&str]| {
-        fs::write(&log, "").unwrap();
-        let ended = run(&[&["--no-api", "--log-path", log_path], words, &["--config-file"]].concat(), &file);
-        assert!(ended.status == 0 && ended.stdout.contains("booted"), "{ended:?}");
-        let text = fs::read_to_string(&log).unwrap();
+        let text = log_of(words);
         text.lines().filter(|line| line.contains("Guest-boot-time = ")).map(str::to_owned).collect::<Vec<_>>()
     };
     let timed = lines(&["--boot-timer"]);
@@ -70,15 +74,7 @@ fn boot_timer_logs_one_line_of_a_guest_that_has_booted() {
 #[test]
 fn options_of_the_log_choose_its_lines_and_their_layout() {
     needs!(kvm);
-    let scratch = Scratch::new();
-    let (file, log) = (configuration(&scratch, "booted"), scratch.fresh("log"));
-    let log_path = log.to_str().unwrap();
-    let lines = |words: &[&str]| {
-        fs::write(&log, "").unwrap();
-        let start = ["--no-api", "--boot-timer", "--id", "web", "--log-path", log_path];
-        assert_eq!(run(&[&start, words, &["--config-file"]].concat(), &file).status, 0);
-        fs::read_to_string(&log).unwrap()
-    };
+    let lines = |words: &[&str]| log_of(&[&["--boot-timer", "--id", "web"], words].concat());
     // The thread that the guest runs on, which the layout names.
     let plain = lines(&[]);
     let thread = plain.split_once("[web:").and_then(|(_, rest)| rest.split_once("] Guest-boot-time"));
