@@ -59,7 +59,7 @@ impl Program {
     /// Its path.
     ///
     /// # Errors
-    /// That of this tree does not build.
+    /// The release binary of this tree does not build.
     pub fn path(&self) -> Result<PathBuf> {
         self.volt_vmm.clone().map_or_else(built::volt_vmm, Ok)
     }

@@ -59,7 +59,7 @@ fn known_disk_operations_are_counted_exactly_and_a_clone_begins_at_zero() {
         assert_eq!(found.sum("volt_vmm_device_failed_operations_total"), 0.0);
         let turns = found.get(r#"volt_vmm_queue_turns_total{device="disk-d",queue="requests"}"#);
         // The guest waits for each request, but the next one may come before the device's turn ends.
-        assert!(turns >= 1.0 && turns <= 2.0 * WRITES, "{engine}: {turns}");
+        assert!((1.0..=2.0 * WRITES).contains(&turns), "{engine}: {turns}");
         let sent = found.get(r#"volt_vmm_serial_bytes_total{direction="transmit"}"#);
         assert_eq!(sent, guest.output().len() as f64);
         let exits = found.get(r#"volt_vmm_vcpu_exits_total{vcpu="0",reason="pio_write"}"#);
