@@ -108,6 +108,8 @@ fn snapshot_of_a_jail_loads_in_that_of_another_user() {
     tap.give_to(OTHER);
 
     let daemon = second.start_daemon(&["--daemonize"], &["--api-sock", SOCKET]);
+    // The jailer's process has ended before the daemon became this user.
+    assert_eq!(rest::ask(&second.path(SOCKET), "GET", "/", "").0, 200);
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     assert!(status.contains(&format!("Uid:\t{OTHER}\t")), "{status}");
     // Only Firecracker's form of a snapshot says that its files were put there for this load.
