@@ -67,6 +67,14 @@ pub(crate) fn post<T: DeserializeOwned>(
     decode(socket, "POST", path, &request(socket, "POST", path, body)?)
 }
 
+/// Sends `DELETE path`, which a working server answers within `patience`.
+///
+/// # Errors
+/// As [`put_within`].
+pub(crate) fn delete_within(socket: &Path, path: &str, patience: Duration) -> Result<(), Failure> {
+    converse(socket, Timed::connect(socket, patience)?, "DELETE", path, &()).map(drop)
+}
+
 /// Returns the response to `GET path`.
 ///
 /// # Errors

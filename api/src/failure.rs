@@ -41,6 +41,9 @@ pub(crate) enum Failure {
     /// The error text from the server at the API socket.
     #[error("{0}")]
     Server(String),
+    /// A signal cancelled the act; the text is the server's.
+    #[error("interrupted: {problem}")]
+    Interrupted { problem: String, signal: i32 },
 }
 
 impl Failure {
@@ -103,6 +106,7 @@ pub(crate) mod tests {
             Failure::Snapshot { name: "NAME".into(), problem: "…".into() },
             Failure::run_dir(Path::new("PATH"), "…"),
             Failure::Server("…".into()),
+            Failure::Interrupted { problem: "…".into(), signal: libc::SIGINT },
         ]
     }
 

@@ -89,11 +89,11 @@ impl Progress {
         progress
     }
 
-    /// Checks whether the act was cancelled.
+    /// Checks whether the act was cancelled. The library's acts do this themselves.
     ///
     /// # Errors
-    /// As [`Progress::add`].
-    pub(crate) fn check(&self) -> Result<()> {
+    /// [`Error::Cancelled`] if it was.
+    pub fn check(&self) -> Result<()> {
         if self.0.is_cancelled.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 }

@@ -9,13 +9,12 @@ use volt_vmm::config::Overrides;
 use volt_vmm::config::overrides::DiskOverride;
 
 use super::Outcome;
+use super::followed::post_followed;
 use super::overrides::OverrideArgs;
 use super::vms::children::{NamedChildren, only_for_one};
 use super::vms::target::{Target, TargetArgs};
-use crate::client;
 use crate::failure::Failure;
 use crate::output::print::print;
-use crate::output::progress;
 use crate::process::exit::Status;
 use crate::process::fork::parent::Forked;
 use crate::rest::{ChildOfFork, ForkRequest, Forks};
@@ -90,11 +89,7 @@ impl ForkCommand {
             _ => None,
         };
         let is_json = self.json;
-        let forked = self.request().and_then(|request| {
-            progress::during("forking the VM", || {
-                client::post::<Forks>(&api_socket, "/v1/vm/forks", &request)
-            })
-        });
+        let forked = self.request().and_then(|request| fork(&api_socket, request));
         let Forks { children } = forked.inspect_err(|_| {
             // Fails, as it should, if the directory has files by now.
             created.iter().for_each(|dir| drop(fs::remove_dir(dir)));
@@ -111,8 +106,7 @@ impl ForkCommand {
         let mut overrides = overrides.into();
         make_absolute(&mut overrides)?;
         let children = NamedChildren::claim(target, name, count, api_socket, overrides)?;
-        let request = ForkRequest { children: children.requests(), paused };
-        progress::during("forking the VM", || client::post::<Forks>(api_socket, "/v1/vm/forks", &request))?;
+        fork(api_socket, ForkRequest { children: children.requests(), paused, operation: None })?;
         let records = children.keep();
         let names =
             |records: &Vec<Record>| records.iter().map(|record| format!("{}\n", record.name)).collect();
@@ -156,8 +150,13 @@ impl ForkCommand {
             }
         };
         only_for_one("disk, net, vsock, console", overrides == Overrides::default())?;
-        Ok(ForkRequest { children, paused: self.paused })
+        Ok(ForkRequest { children, paused: self.paused, operation: None })
     }
+}
+
+fn fork(api_socket: &Path, request: ForkRequest) -> Result<Forks, Failure> {
+    let named = |id| ForkRequest { operation: Some(id), ..request };
+    post_followed(api_socket, "/v1/vm/forks", "forking the VM", named)
 }
 
 fn make_absolute(overrides: &mut Overrides) -> Result<(), Failure> {

@@ -23,6 +23,7 @@ mod devices;
 mod doctor;
 mod empty;
 mod firecracker;
+mod followed;
 mod fork;
 mod forked;
 mod jailer;

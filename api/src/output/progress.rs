@@ -7,21 +7,53 @@ use std::time::{Duration, Instant};
 
 use volt_vmm::Progress;
 
+use crate::failure::Failure;
+use crate::terminal::interrupts::Interrupts;
+
+/// Time between two looks at a step.
+const TICK: Duration = Duration::from_millis(200);
+/// Time without a word: most steps end before.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// Runs `step`. After one second it prints `what` and the elapsed time. A terminal gets one line that is
 /// rewritten; anything else gets a line at once and then every ten seconds.
 pub(crate) fn during<T>(what: &'static str, step: impl FnOnce() -> T) -> T {
-    with_bar(what, |_| step())
+    watching(what, || (0, 0), step)
 }
 
-/// Runs a step that counts its progress. Shows a bar on a terminal, and percent elsewhere.
-pub(crate) fn with_bar<T>(what: &'static str, step: impl FnOnce(&Progress) -> T) -> T {
-    let progress = &Progress::default();
+/// Runs a step that counts its progress. Shows a bar on a terminal, and percent elsewhere. A signal that asks
+/// this process to end cancels the step.
+///
+/// # Errors
+/// As the step; or a signal cancelled it.
+pub(crate) fn with_bar<T>(
+    what: &'static str,
+    step: impl FnOnce(&Progress) -> volt_vmm::Result<T>,
+) -> Result<T, Failure> {
+    let (progress, mut interrupts) = (&Progress::default(), Interrupts::block()?);
+    let look = || {
+        interrupts.take(|| {
+            progress.cancel();
+            Ok(())
+        });
+        (progress.done(), progress.total())
+    };
+    let outcome = watching(what, look, || step(progress));
+    interrupts.outcome_of(outcome.map_err(Failure::from))
+}
+
+/// As [`during`], with progress from `look`, which another thread calls five times a second.
+pub(crate) fn watching<T>(
+    what: &'static str,
+    look: impl FnMut() -> (u64, u64) + Send,
+    step: impl FnOnce() -> T,
+) -> T {
     thread::scope(|scope| {
         let (done, ended) = channel::<()>();
         let ticker = thread::Builder::new().name("volt-progress".into());
         // The step runs without progress if the host cannot start the thread.
-        let _ = ticker.spawn_scoped(scope, move || tick(what, progress, ended));
-        let outcome = step(progress);
+        let _ = ticker.spawn_scoped(scope, move || tick(what, look, ended));
+        let outcome = step();
         drop(done);
         outcome
     })
@@ -39,27 +71,30 @@ fn bar(percent: u64) -> String {
     format!("[{}{}] {percent:>3} %", "#".repeat(filled), "-".repeat(WIDTH - filled))
 }
 
-fn tick(what: &str, progress: &Progress, ended: Receiver<()>) {
+fn tick(what: &str, mut look: impl FnMut() -> (u64, u64), ended: Receiver<()>) {
     let started = Instant::now();
     let in_place = stderr().is_terminal();
-    let mut shown = false;
-    let mut wait = Duration::from_secs(1);
-    while ended.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+    // The second in which a line was written.
+    let mut shown = None;
+    while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        let (done, total) = look();
+        if started.elapsed() < QUIET {
+            continue;
+        }
         let seconds = started.elapsed().as_secs();
-        let percent = percent(progress.done(), progress.total());
+        let percent = percent(done, total);
         if in_place {
             let bar = percent.map(|percent| bar(percent) + ", ").unwrap_or_default();
             let _ = write!(stderr(), "\r{what}… {bar}{seconds} s\x1b[K");
-            if percent.is_some() {
-                wait = Duration::from_millis(200);
-            }
-        } else if !shown || seconds.is_multiple_of(10) {
+        } else if shown.is_none() || seconds.is_multiple_of(10) && shown != Some(seconds) {
             let percent = percent.map(|percent| format!("{percent} %, ")).unwrap_or_default();
             let _ = writeln!(stderr(), "{what}… {percent}{seconds} s");
+        } else {
+            continue;
         }
-        shown = true;
+        shown = Some(seconds);
     }
-    if shown && in_place {
+    if shown.is_some() && in_place {
         let _ = write!(stderr(), "\r\x1b[K");
     }
 }

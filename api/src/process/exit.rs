@@ -94,6 +94,7 @@ impl Status {
     pub(crate) fn of_failure(failure: &Failure) -> Self {
         match failure {
             Failure::Vmm(error) => Self::of_error(error),
+            Failure::Interrupted { signal, .. } => Self::Signal(*signal),
             _ => Self::Error,
         }
     }

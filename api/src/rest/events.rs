@@ -61,6 +61,8 @@ pub(crate) enum Event {
     State { state: VmState },
     /// Progress of the snapshot that is being taken.
     SnapshotProgress { done_bytes: u64, total_bytes: u64 },
+    /// Progress of the fork that is being made.
+    ForkProgress { done_bytes: u64, total_bytes: u64 },
     /// Progress of the restore of a snapshot, if it has work to do before the guest runs.
     LoadProgress { done_bytes: u64, total_bytes: u64 },
     /// A device stopped, and works again once its driver resets it.
@@ -103,6 +105,7 @@ impl Event {
         match self {
             Self::State { .. } => "state",
             Self::SnapshotProgress { .. } => "snapshot_progress",
+            Self::ForkProgress { .. } => "fork_progress",
             Self::LoadProgress { .. } => "load_progress",
             Self::DeviceFailed { .. } => "device_failed",
             Self::Ended { .. } => "ended",
@@ -162,6 +165,7 @@ impl Hub {
                 let (done_bytes, total_bytes) = (progress.done(), progress.total());
                 let event = match kind {
                     OperationOf::Snapshot => Some(Event::SnapshotProgress { done_bytes, total_bytes }),
+                    OperationOf::Fork => Some(Event::ForkProgress { done_bytes, total_bytes }),
                     // Most loads have nothing to do before the guest runs.
                     OperationOf::Load if total_bytes == 0 => None,
                     OperationOf::Load => Some(Event::LoadProgress { done_bytes, total_bytes }),
@@ -190,10 +194,11 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let (hub, operations) = (Hub::new(), Operations::default());
-            let taken = operations.begin(OperationOf::Snapshot, &Progress::default());
+            let begin = |kind, progress: &Progress| operations.begin(kind, None, progress).unwrap();
+            let taken = begin(OperationOf::Snapshot, &Progress::default());
             hub.tell_progress(&operations);
             let mut client = hub.subscribe().unwrap();
-            let other = operations.begin(OperationOf::Snapshot, &Progress::default());
+            let other = begin(OperationOf::Fork, &Progress::default());
             (0..3).for_each(|_| hub.tell_progress(&operations));
             tokio::task::yield_now().await;
             assert!(matches!(client.try_recv(), Ok(Event::SnapshotProgress { .. })));
@@ -204,9 +209,10 @@ mod tests {
             }
             let mut client = hub.subscribe().unwrap();
             hub.tell_progress(&operations);
-            assert!(client.recv().await.is_ok(), "it begins again for a new client");
+            let told = client.recv().await;
+            assert!(matches!(told, Ok(Event::ForkProgress { .. })), "it begins again for a new client");
             let load = Progress::default();
-            let _load = operations.begin(OperationOf::Load, &load);
+            let _load = begin(OperationOf::Load, &load);
             load.begin(8);
             drop(other);
             let told = async {
@@ -221,6 +227,7 @@ mod tests {
         for event in [
             Event::State { state: VmState::NotStarted },
             Event::SnapshotProgress { done_bytes: 1, total_bytes: 2 },
+            Event::ForkProgress { done_bytes: 1, total_bytes: 2 },
             Event::LoadProgress { done_bytes: 1, total_bytes: 2 },
             Event::DeviceFailed { device: "rng".to_owned(), problem: "p".to_owned() },
             Event::Ended { cause: EndCause::TripleFault, problem: None },

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use volt_vmm::{MetadataStore, Vm};
+use volt_vmm::{MetadataStore, Progress, Vm};
 
 use crate::process::vm_slot::Slot;
 
@@ -28,6 +28,7 @@ pub(crate) mod testing;
 mod v1;
 
 pub(crate) use crate::rest::v1::fork::{ChildOfFork, ForkRequest, Forks};
+pub(crate) use crate::rest::v1::operations::OperationList;
 pub(crate) use crate::rest::v1::snapshots::{Kind, NewSnapshot, Taken};
 use calls::{Calls, Queue};
 use counts::{ApiCounts, TimedAct};
@@ -45,7 +46,7 @@ pub(crate) use firecracker::names::config_file::ConfigFile;
 pub(crate) use firecracker::names::cpu::CpuConfig;
 pub(crate) use firecracker::names::logger::{LogLevel, Logger};
 pub(crate) use firecracker::names::metrics::MetricsFile;
-use operations::{OperationOf, Operations};
+use operations::{Operation, OperationOf, Operations};
 pub(crate) use server::Server;
 pub(crate) use socket::{Socket, SocketFile};
 
@@ -132,6 +133,16 @@ impl Api {
             Ok(())
         })
         .await
+    }
+
+    /// Adds an operation, whose progress clients may follow.
+    ///
+    /// # Errors
+    /// As [`Operations::begin`].
+    fn begin(&self, kind: OperationOf, id: Option<String>, progress: &Progress) -> Result<Operation, Fault> {
+        let operation = self.operations.begin(kind, id, progress)?;
+        self.events.tell_progress(&self.operations);
+        Ok(operation)
     }
 
     /// Cancels the start of the VM that is under way, if there is one. The process ends after it.

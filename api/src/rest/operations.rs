@@ -1,14 +1,23 @@
-//! Snapshots that are being taken, and the load that is under way: their progress, for events and requests,
-//! and their cancelling.
+//! Snapshots, forks and the load that are under way or wait for their turn: their progress, for events and
+//! requests, and their cancelling.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use volt_vmm::Progress;
 
+use super::error::Fault;
+
+/// Longest id that a client may choose.
+const LONGEST_ID: usize = 64;
+
 /// Kinds of operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OperationOf {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum OperationOf {
     Snapshot,
+    Fork,
     Load,
 }
 
@@ -19,6 +28,8 @@ pub(super) struct Operations(Arc<Mutex<Vec<Ongoing>>>);
 #[derive(Clone, Debug)]
 struct Ongoing {
     number: u64,
+    /// The client's choice, or the number.
+    id: String,
     kind: OperationOf,
     progress: Progress,
 }
@@ -36,12 +47,49 @@ impl Operations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an operation.
-    pub(super) fn begin(&self, kind: OperationOf, progress: &Progress) -> Operation {
+    /// Adds an operation. `id` is the client's choice.
+    ///
+    /// # Errors
+    /// The id is invalid, or another operation has it.
+    pub(super) fn begin(
+        &self,
+        kind: OperationOf,
+        id: Option<String>,
+        progress: &Progress,
+    ) -> Result<Operation, Fault> {
         let mut all = self.lock();
-        let number = all.last().map_or(0, |last| last.number + 1);
-        all.push(Ongoing { number, kind, progress: progress.clone() });
-        Operation { all: self.clone(), number }
+        let is_taken = |id: &str| all.iter().any(|other| other.id == id);
+        let next = all.last().map_or(0, |last| last.number + 1);
+        // A client may have chosen a number.
+        let number = (next..).find(|number| !is_taken(&number.to_string())).unwrap_or(next);
+        let id = match id {
+            None => number.to_string(),
+            Some(id) if !is_valid(&id) => {
+                let problem = "operation: an id has 1 to 64 letters, digits, `_` and `-`";
+                return Err(Fault::refused(problem));
+            }
+            Some(id) if is_taken(&id) => {
+                return Err(Fault::refused(format!("operation: another one has the id {id}")));
+            }
+            Some(id) => id,
+        };
+        all.push(Ongoing { number, id, kind, progress: progress.clone() });
+        Ok(Operation { all: self.clone(), number })
+    }
+
+    /// Describes all operations, the oldest first.
+    pub(super) fn list(&self) -> Vec<OperationState> {
+        self.lock().iter().map(Ongoing::state).collect()
+    }
+
+    /// Cancels an operation. Returns false if no operation has this id.
+    pub(super) fn cancel(&self, id: &str) -> bool {
+        let all = self.lock();
+        let found = all.iter().find(|operation| operation.id == id);
+        found.is_some_and(|operation| {
+            operation.progress.cancel();
+            true
+        })
     }
 
     /// The progress of the operation that is under way. A VM takes one snapshot at a time, in any order: one
@@ -61,6 +109,30 @@ impl Operations {
     }
 }
 
+/// An operation, as clients see it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct OperationState {
+    pub(crate) id: String,
+    pub(crate) kind: OperationOf,
+    /// Bytes worked through.
+    pub(crate) done_bytes: u64,
+    /// Bytes in all, as far as they are known. 0 while the operation waits for its turn.
+    pub(crate) total_bytes: u64,
+}
+
+impl Ongoing {
+    fn state(&self) -> OperationState {
+        let Self { id, kind, progress, .. } = self;
+        let (done_bytes, total_bytes) = (progress.done(), progress.total());
+        OperationState { id: id.clone(), kind: *kind, done_bytes, total_bytes }
+    }
+}
+
+fn is_valid(id: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(is_allowed)
+}
+
 impl Drop for Operation {
     fn drop(&mut self) {
         self.all.lock().retain(|other| other.number != self.number);
@@ -71,12 +143,16 @@ impl Drop for Operation {
 mod tests {
     use super::*;
 
+    fn begin(all: &Operations, kind: OperationOf, progress: &Progress) -> Operation {
+        all.begin(kind, None, progress).unwrap()
+    }
+
     #[test]
     fn snapshot_that_has_begun_comes_before_those_that_wait() {
         let operations = Operations::default();
         let [waiting, taken] = [Progress::default(), Progress::default()];
-        let _waiting = operations.begin(OperationOf::Snapshot, &waiting);
-        let begun = operations.begin(OperationOf::Snapshot, &taken);
+        let _waiting = begin(&operations, OperationOf::Snapshot, &waiting);
+        let begun = begin(&operations, OperationOf::Snapshot, &taken);
         taken.begin(8);
         assert_eq!(operations.current().unwrap().1.total(), 8);
         drop(begun);
@@ -86,7 +162,7 @@ mod tests {
     #[test]
     fn load_is_no_snapshot() {
         let (operations, progress) = (Operations::default(), Progress::default());
-        let _load = operations.begin(OperationOf::Load, &progress);
+        let _load = begin(&operations, OperationOf::Load, &progress);
         progress.begin(8);
         assert_eq!(operations.current().unwrap().0, OperationOf::Load);
         assert!(operations.current_of_kind(OperationOf::Snapshot).is_none());
@@ -98,7 +174,7 @@ mod tests {
         let operations = Operations::default();
         assert!(operations.current().is_none());
         let (first, second) = (Progress::default(), Progress::default());
-        let begin = |progress| operations.begin(OperationOf::Snapshot, progress);
+        let begin = |progress| begin(&operations, OperationOf::Snapshot, progress);
         let [one, two] = [&first, &second].map(begin);
         operations.current().unwrap().1.cancel();
         drop(one);
@@ -107,5 +183,29 @@ mod tests {
         assert!(operations.current().is_some());
         drop(third);
         assert!(operations.current().is_none());
+    }
+
+    #[test]
+    fn operation_is_cancelled_by_its_own_id() {
+        let (operations, first, second) = (Operations::default(), Progress::default(), Progress::default());
+        let of = |id: &str, progress| operations.begin(OperationOf::Fork, Some(id.to_owned()), progress);
+        let chosen = of("1", &first).unwrap();
+        let numbered = begin(&operations, OperationOf::Snapshot, &second);
+        second.begin(8);
+        let state = |id: &str, kind, total_bytes| {
+            let id = id.to_owned();
+            OperationState { id, kind, done_bytes: 0, total_bytes }
+        };
+        let both = [state("1", OperationOf::Fork, 0), state("2", OperationOf::Snapshot, 8)];
+        assert_eq!(operations.list(), both);
+        assert!(operations.cancel("1") && !operations.cancel("3"));
+        assert!(first.check().is_err() && second.check().is_ok());
+        assert!(of("2", &first).is_err(), "it is taken");
+        drop((chosen, numbered));
+        assert!(operations.list().is_empty() && !operations.cancel("2"));
+        for id in ["", "a/b", "ä", &"x".repeat(LONGEST_ID + 1)] {
+            assert!(of(id, &first).is_err(), "{id}");
+        }
+        of(&"x".repeat(LONGEST_ID), &first).unwrap();
     }
 }

@@ -132,8 +132,7 @@ pub(crate) async fn restore(
         snapshot.allow_paths.push("/".into());
     }
     let progress = Progress::default();
-    let operation = api.operations.begin(OperationOf::Load, &progress);
-    api.events.tell_progress(&api.operations);
+    let operation = api.begin(OperationOf::Load, None, &progress)?;
     let mut options = RestoreOptions::default()
         .progress(&progress)
         .allow_taps(snapshot.grants_jail && !jail::is_of_root())
@@ -169,14 +168,14 @@ pub(crate) async fn restore(
 }
 
 /// Takes a snapshot in a directory, or in a state file and a memory file. Clients may follow its progress and
-/// cancel it.
+/// cancel it, by the `id` of their choice too.
 pub(crate) async fn take(
     api: &Api,
     (path, memory): (PathBuf, Option<PathBuf>),
     options: SnapshotOptions,
+    id: Option<String>,
 ) -> Result<CaptureStats, Fault> {
-    let operation = api.operations.begin(OperationOf::Snapshot, &options.progress);
-    api.events.tell_progress(&api.operations);
+    let operation = api.begin(OperationOf::Snapshot, id, &options.progress)?;
     let act = match options.kind {
         SnapshotKind::Full => TimedAct::FullSnapshot,
         SnapshotKind::Diff => TimedAct::DiffSnapshot,

@@ -12,6 +12,7 @@
 pub(crate) mod attached;
 pub(crate) mod console;
 mod guardian;
+pub(crate) mod interrupts;
 pub(crate) mod signal_queue;
 
 use std::io::{IsTerminal, stdin};

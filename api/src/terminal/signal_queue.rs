@@ -1,4 +1,4 @@
-//! The signals of a client of a VM's console, as its loop reads them.
+//! Signals of a client of a VM, as its loop reads them.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -34,19 +34,31 @@ impl AsFd for SignalQueue {
 }
 
 impl SignalQueue {
-    const TAKEN: [libc::c_int; 6] =
-        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP, libc::SIGCONT];
+    const ENDING: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+    const JOB_CONTROL: [libc::c_int; 2] = [libc::SIGTSTP, libc::SIGCONT];
 
     /// Blocks the signals that ask this process to end, stop or continue.
     ///
     /// # Errors
     /// The host has no descriptor.
     pub(crate) fn block() -> io::Result<Self> {
+        Self::of(Self::ENDING.into_iter().chain(Self::JOB_CONTROL))
+    }
+
+    /// Blocks the signals that ask this process to end.
+    ///
+    /// # Errors
+    /// As [`SignalQueue::block`].
+    pub(crate) fn block_ending() -> io::Result<Self> {
+        Self::of(Self::ENDING.into_iter())
+    }
+
+    fn of(signals: impl Iterator<Item = libc::c_int>) -> io::Result<Self> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigemptyset initializes the set before its first use; the numbers are valid signals.
         let set = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
-            for signal in Self::TAKEN.into_iter().filter(|signal| !is_ignored(*signal)) {
+            for signal in signals.filter(|signal| !is_ignored(*signal)) {
                 libc::sigaddset(set.as_mut_ptr(), signal);
             }
             set.assume_init()

@@ -54,7 +54,7 @@ const API: &Rooms = &[
     ("client", "rest cures failure"),
     ("rest", "process cures failure threads"),
     ("process", "run_dir serial terminal descriptors failure fatal_signals threads"),
-    ("output", "run_dir failure threads"),
+    ("output", "run_dir terminal failure threads"),
     ("run_dir", "descriptors failure"),
     ("serial", "failure threads"),
     ("terminal", "failure fatal_signals threads"),

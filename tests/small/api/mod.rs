@@ -9,4 +9,5 @@ mod logging;
 mod messages;
 mod metrics;
 mod native;
+mod operations;
 mod terminal;

@@ -52,7 +52,7 @@ fn boot(guest: &Guest, behaviour: &str, memory_mib: u64) {
     assert_eq!(guest.ask("PUT", "/v1/vm", &boot.to_string()), (204, String::new()));
 }
 
-fn asked(guest: &Guest, method: &str, path: &str, body: &Value) -> (u16, Value) {
+pub(super) fn asked(guest: &Guest, method: &str, path: &str, body: &Value) -> (u16, Value) {
     let (status, answer) = guest.ask(method, path, &body.to_string());
     (status, serde_json::from_str(&answer).unwrap_or(Value::Null))
 }
@@ -132,13 +132,13 @@ fn end_of_the_guest_is_told_with_its_cause() {
 }
 
 /// Boots a guest that has written 256 MiB.
-fn boot_large(guest: &mut Guest) {
+pub(super) fn boot_large(guest: &mut Guest) {
     boot(guest, "count mib=256", 320);
     while guest.next_number("count") < 256 * 4 {}
 }
 
 /// Takes a snapshot that lasts for a while, and calls `meanwhile`. Returns the snapshot's answer.
-fn during_a_snapshot(guest: &Guest, meanwhile: impl FnOnce()) -> (u16, Value) {
+pub(super) fn during_a_snapshot(guest: &Guest, meanwhile: impl FnOnce()) -> (u16, Value) {
     let path = guest.scratch().fresh("slow");
     let body = json!({"path": path, "compress": "zstd:22"});
     let answer = thread::scope(|scope| {

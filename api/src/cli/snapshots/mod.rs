@@ -13,11 +13,11 @@ mod stored;
 use super::Outcome;
 use super::bench::Bench;
 use super::complete;
+use super::followed::post_followed;
 use super::packing::{Memory, PackingArgs};
 use super::snapshot_place;
 use super::vms::inspect::VmInfo;
 use super::vms::target::Target;
-use crate::client;
 use crate::failure::Failure;
 use crate::output::print::print;
 use crate::output::progress;
@@ -159,7 +159,7 @@ impl Create {
         let memory_path = self.memory_file.as_deref().map(absolute).transpose()?;
         let kind = if self.diff { Kind::Diff } else { Kind::Full };
         let packing = self.packing.of(self.compress)?;
-        let request = NewSnapshot {
+        let request = |operation| NewSnapshot {
             path,
             memory_path,
             kind,
@@ -168,10 +168,9 @@ impl Create {
             least_saving: packing.map(|packing| packing.least_saving),
             trim: self.trim,
             max_pause_ms: self.max_pause,
+            operation: Some(operation),
         };
-        let taken: Taken = progress::during("taking the snapshot", || {
-            client::post(&api_socket, "/v1/vm/snapshots", &request)
-        })?;
+        let taken: Taken = post_followed(&api_socket, "/v1/vm/snapshots", "taking the snapshot", request)?;
         warn_of_disks_without_layer(&api_socket);
         print(&taken, self.json, |_| String::new())?;
         Ok(Status::Success)

@@ -11,7 +11,7 @@ use volt_vmm::config::{Devices, Overrides};
 use volt_vmm::internal::paths::{OWN_PROGRAM, Process, Program, Stream};
 use volt_vmm::internal::sharing;
 use volt_vmm::internal::{paths, random_hex};
-use volt_vmm::{Cure, Error, FileRef, Handover, Invalid, Vm, VmShape};
+use volt_vmm::{Cure, Error, FileRef, Handover, Invalid, Progress, Vm, VmShape};
 
 use super::children;
 use super::detachment::Detachment;
@@ -42,16 +42,20 @@ pub(crate) struct Forked {
     pub(crate) id: String,
 }
 
-/// Forks a VM into children, each in its own process, all from the same instant. The VM goes on.
+/// Forks a VM into children, each in its own process, all from the same instant. The VM goes on. `progress`
+/// tells the progress of the copy of its memory, and cancels the fork until its children run.
 ///
 /// # Errors
-/// The first error of a child; it names the child. Then no child and no file of a child remains.
+/// The first error of a child; it names the child. Or the fork was cancelled. Then no child and no file of a
+/// child remains.
 pub(crate) fn fork(
     vm: &Vm,
     wanted: Vec<ChildSpec>,
     paused: bool,
     limits: RequestLimits,
+    progress: &Progress,
 ) -> Result<Vec<Forked>, Failure> {
+    progress.check()?;
     let config = vm.config();
     check(&config.devices, &wanted)?;
     // The parent holds a socket for each child until it is detached.
@@ -62,14 +66,19 @@ pub(crate) fn fork(
     let confinement = confinement_of_child(&confinement::chosen())?;
     let detachment =
         Detachment::new().map_err(|source| Failure::system("create the pipe of a fork", source))?;
-    let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, &setup, &confinement, &detachment));
+    let children = wanted.into_iter().map(|wanted| {
+        progress.check()?;
+        Child::spawn(wanted, &setup, &confinement, &detachment)
+    });
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
-    let handover = vm.snapshot_in_memory()?.handover()?;
+    let handover = vm.snapshot_in_memory_with(progress)?.handover()?;
     for child in &mut children {
+        progress.check()?;
         child.send_handover(&handover)?;
     }
     drop(handover);
     for child in &mut children {
+        progress.check()?;
         child.receive_ready()?;
     }
     for child in &mut children {

@@ -80,7 +80,7 @@ async fn version() -> Json<Value> {
 
 async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> StatusOnly {
     let options = request.options()?;
-    acts::take(&api, (request.snapshot_path, request.mem_file_path), options).await?;
+    acts::take(&api, (request.snapshot_path, request.mem_file_path), options, None).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

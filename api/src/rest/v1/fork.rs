@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use volt_vmm::Progress;
 use volt_vmm::config::Overrides;
 
 use super::Refusals;
@@ -16,6 +17,7 @@ use crate::rest::body::Body;
 use crate::rest::calls::Queue;
 use crate::rest::error::Fault;
 use crate::rest::firecracker::names::snapshot::{NetworkOverride, VsockSocket, merge_overrides};
+use crate::rest::operations::OperationOf;
 
 /// The body of a request.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -25,6 +27,8 @@ pub(crate) struct ForkRequest {
     /// Leaves the children paused.
     #[serde(default)]
     pub(crate) paused: bool,
+    /// The id in `/v1/vm/operations`: up to 64 letters, digits, `_` and `-`. By default it gets a number.
+    pub(crate) operation: Option<String>,
 }
 
 /// One of the children.
@@ -70,7 +74,9 @@ pub(crate) async fn fork(
     State(api): State<Api>,
     Body(request): Body<ForkRequest>,
 ) -> Result<Json<Forks>, Fault> {
-    let ForkRequest { children, paused } = request;
+    let ForkRequest { children, paused, operation } = request;
+    let progress = Progress::default();
+    let operation = api.begin(OperationOf::Fork, operation, &progress)?;
     let wanted: Vec<_> = children
         .into_iter()
         .map(|child| ChildSpec {
@@ -83,8 +89,9 @@ pub(crate) async fn fork(
     let limits = RequestLimits { longest_body: api.longest_body, metadata: api.metadata.limit() };
     let forked = api
         .call_in(Queue::Captures, move |slot| {
+            let _operation = operation;
             let vm = slot.vm("fork the VM")?;
-            Ok(parent::fork(&vm, wanted, paused, limits))
+            Ok(parent::fork(&vm, wanted, paused, limits, &progress))
         })
         .await?;
     Ok(Json(Forks { children: forked? }))

@@ -5,6 +5,7 @@
 
 pub(crate) mod events;
 pub(crate) mod fork;
+pub(crate) mod operations;
 pub(crate) mod snapshots;
 pub(crate) mod vm;
 
@@ -49,6 +50,7 @@ enum Refusals {
         (name = "vm", description = "the VM"),
         (name = "snapshots", description = "snapshots, and the way back to them"),
         (name = "forks", description = "copies of the running VM"),
+        (name = "operations", description = "snapshots, forks and loads that are under way"),
         (name = "process", description = "the process around the VM"),
     ),
 )]
@@ -84,6 +86,8 @@ paths! {
     "/v1/vm/events" => get(events::events);
     "/v1/vm/snapshots" => post(snapshots::create);
     "/v1/vm/snapshots/current" => get(snapshots::progress), delete(snapshots::cancel);
+    "/v1/vm/operations" => get(operations::list);
+    "/v1/vm/operations/{id}" => delete(operations::cancel);
     "/v1/vm/rewinds" => post(snapshots::rewind);
     "/v1/vm/recording" => delete(snapshots::end_recording);
     "/v1/vm/forks" => post(fork::fork);
@@ -156,6 +160,8 @@ mod tests {
             "unknown variant `half`",
         );
         api.refuses("POST", "/v1/vm/snapshots", r#"{"path":"/s","chunk_size":1}"#, 400, "needs compress");
+        let operation = r#"{"path":"/s","operation":"a/b"}"#;
+        api.refuses("POST", "/v1/vm/snapshots", operation, 400, "operation: an id has 1 to 64");
     }
 
     #[test]
@@ -168,6 +174,7 @@ mod tests {
             ("POST", "/v1/vm/snapshots", r#"{"path":"/s"}"#, "cannot create a snapshot"),
             ("GET", "/v1/vm/snapshots/current", "", "no snapshot is being taken"),
             ("DELETE", "/v1/vm/snapshots/current", "", "no snapshot is being taken"),
+            ("DELETE", "/v1/vm/operations/7", "", "cannot cancel operation 7: there is none of this id"),
             ("POST", "/v1/vm/rewinds", "", "cannot rewind: the VM has not been started"),
             ("DELETE", "/v1/vm/recording", "", "cannot end the recording"),
             ("GET", "/v1/vm/memory", "", "has not been started"),

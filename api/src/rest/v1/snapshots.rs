@@ -55,6 +55,8 @@ pub(crate) struct NewSnapshot {
     pub(crate) trim: bool,
     /// The longest pause of the guest, in milliseconds.
     pub(crate) max_pause_ms: Option<u64>,
+    /// The id in `/v1/vm/operations`: up to 64 letters, digits, `_` and `-`. By default it gets a number.
+    pub(crate) operation: Option<String>,
 }
 
 impl NewSnapshot {
@@ -106,7 +108,7 @@ pub(super) async fn create(
     Body(wanted): Body<NewSnapshot>,
 ) -> Result<(StatusCode, Json<Taken>), Fault> {
     let options = wanted.options()?;
-    let stats = take(&api, (wanted.path, wanted.memory_path), options).await?;
+    let stats = take(&api, (wanted.path, wanted.memory_path), options, wanted.operation).await?;
     Ok((StatusCode::CREATED, Json(stats.into())))
 }
 

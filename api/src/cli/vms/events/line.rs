@@ -54,6 +54,9 @@ impl Happening {
             Self::Told(Event::SnapshotProgress { done_bytes, total_bytes }) => {
                 format!("snapshot: {:.1} of {:.1} MiB", mib(done_bytes), mib(total_bytes))
             }
+            Self::Told(Event::ForkProgress { done_bytes, total_bytes }) => {
+                format!("fork: {:.1} of {:.1} MiB", mib(done_bytes), mib(total_bytes))
+            }
             Self::Told(Event::LoadProgress { done_bytes, total_bytes }) => {
                 format!("load: {:.1} of {:.1} MiB", mib(done_bytes), mib(total_bytes))
             }
@@ -154,6 +157,8 @@ mod tests {
         let started = || Happening::Found(Found::Started { origin: Origin::Fork("web".to_owned()) });
         assert_eq!(line(false, started()), "T web started from fork of web\n");
         assert!(line(true, started()).ends_with("\"event\":\"started\",\"origin\":{\"fork\":\"web\"}}\n"));
+        let fork = Event::ForkProgress { done_bytes: 1 << 20, total_bytes: 3 << 20 };
+        assert_eq!(Happening::Told(fork).text(), "fork: 1.0 of 3.0 MiB");
         let load = Event::LoadProgress { done_bytes: 1 << 20, total_bytes: 3 << 20 };
         assert_eq!(line(false, Happening::Told(load)), "T web load: 1.0 of 3.0 MiB\n");
         let failed = Event::DeviceFailed { device: "rng".to_owned(), problem: "p".to_owned() };

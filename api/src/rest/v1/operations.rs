@@ -1,0 +1,46 @@
+//! `/v1/vm/operations`: snapshots, forks and the load that are under way or wait for their turn.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Refusals;
+use crate::rest::Api;
+use crate::rest::body::Id;
+use crate::rest::error::{Fault, StatusOnly};
+use crate::rest::operations::OperationState;
+
+/// The answer.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct OperationList {
+    /// The oldest first.
+    pub(crate) operations: Vec<OperationState>,
+}
+
+/// List the snapshots, forks and loads that are under way or wait for their turn
+#[utoipa::path(
+    get,
+    path = "/v1/vm/operations",
+    tag = "operations",
+    responses((status = 200, body = OperationList), Refusals),
+)]
+pub(super) async fn list(State(api): State<Api>) -> Result<Json<OperationList>, Fault> {
+    Ok(Json(OperationList { operations: api.operations.list() }))
+}
+
+/// Cancel an operation, now or when its turn comes; nothing is left of it, and a running VM runs on
+#[utoipa::path(
+    delete,
+    path = "/v1/vm/operations/{id}",
+    tag = "operations",
+    params(("id" = String, Path, description = "the id that the request chose, or its number")),
+    responses((status = 202, description = "it ends soon, with an error for its client"), Refusals),
+)]
+pub(super) async fn cancel(State(api): State<Api>, Id(id): Id) -> StatusOnly {
+    match api.operations.cancel(&id) {
+        true => Ok(StatusCode::ACCEPTED),
+        false => Err(Fault::refused(format!("cannot cancel operation {id}: there is none of this id"))),
+    }
+}
