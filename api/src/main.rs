@@ -11,6 +11,7 @@ mod cures;
 mod descriptors;
 mod failure;
 mod fatal_signals;
+mod messages;
 mod output;
 mod process;
 mod rest;
@@ -48,7 +49,8 @@ extern "C" fn main(argument_count: i32, arguments: *const *const libc::c_char) -
     let outcome = cli::execute(unsafe { to_owned(argument_count, arguments) });
     terminal::leave_raw_mode();
     let status = outcome.unwrap_or_else(|failure| {
-        eprintln!("volt-vmm: {}", output::print::harmless(&failure.report(cures::as_option)));
+        let report = failure.report(cures::as_option);
+        messages::say(format!("volt-vmm: {}", output::print::harmless(&report)));
         process::exit::Status::of_failure(&failure)
     });
     let _ = std::io::stdout().flush();

@@ -89,7 +89,7 @@ impl ForkCommand {
             _ => None,
         };
         let is_json = self.json;
-        let forked = self.request().and_then(|request| fork(&api_socket, request));
+        let forked = self.request().and_then(|request| fork(&api_socket, &request));
         let Forks { children } = forked.inspect_err(|_| {
             // Fails, as it should, if the directory has files by now.
             created.iter().for_each(|dir| drop(fs::remove_dir(dir)));
@@ -106,7 +106,7 @@ impl ForkCommand {
         let mut overrides = overrides.into();
         make_absolute(&mut overrides)?;
         let children = NamedChildren::claim(target, name, count, api_socket, overrides)?;
-        fork(api_socket, ForkRequest { children: children.requests(), paused, operation: None })?;
+        fork(api_socket, &ForkRequest { children: children.requests(), paused, operation: None })?;
         let records = children.keep();
         let names =
             |records: &Vec<Record>| records.iter().map(|record| format!("{}\n", record.name)).collect();
@@ -154,8 +154,8 @@ impl ForkCommand {
     }
 }
 
-fn fork(api_socket: &Path, request: ForkRequest) -> Result<Forks, Failure> {
-    let named = |id| ForkRequest { operation: Some(id), ..request };
+fn fork(api_socket: &Path, request: &ForkRequest) -> Result<Forks, Failure> {
+    let named = |operation| ForkRequest { operation, ..request.clone() };
     post_followed(api_socket, "/v1/vm/forks", "forking the VM", named)
 }
 

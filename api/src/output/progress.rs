@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use volt_vmm::Progress;
 
 use crate::failure::Failure;
+use crate::messages::CLEAR_LINE;
 use crate::terminal::interrupts::Interrupts;
 
 /// Time between two looks at a step.
@@ -18,7 +19,14 @@ const QUIET: Duration = Duration::from_secs(1);
 /// Runs `step`. After one second it prints `what` and the elapsed time. A terminal gets one line that is
 /// rewritten; anything else gets a line at once and then every ten seconds.
 pub(crate) fn during<T>(what: &'static str, step: impl FnOnce() -> T) -> T {
-    watching(what, || (0, 0), step)
+    thread::scope(|scope| {
+        let (done, ended) = channel::<()>();
+        // The step runs without progress if the host cannot start the thread.
+        let _ = ticker().spawn_scoped(scope, move || tick(what, || {}, || (0, 0), ended));
+        let outcome = step();
+        drop(done);
+        outcome
+    })
 }
 
 /// Runs a step that counts its progress. Shows a bar on a terminal, and percent elsewhere. A signal that asks
@@ -30,33 +38,42 @@ pub(crate) fn with_bar<T>(
     what: &'static str,
     step: impl FnOnce(&Progress) -> volt_vmm::Result<T>,
 ) -> Result<T, Failure> {
-    let (progress, mut interrupts) = (&Progress::default(), Interrupts::block()?);
-    let look = || {
-        interrupts.take(|| {
-            progress.cancel();
-            Ok(())
-        });
-        (progress.done(), progress.total())
+    let progress = &Progress::default();
+    let cancel = || {
+        progress.cancel();
+        Ok(())
     };
-    let outcome = watching(what, look, || step(progress));
-    interrupts.outcome_of(outcome.map_err(Failure::from))
+    let look = || (progress.done(), progress.total());
+    watching(what, cancel, look, || step(progress).map_err(Failure::from))
 }
 
-/// As [`during`], with progress from `look`, which another thread calls five times a second.
+/// As [`with_bar`], with progress from `look`. After a signal, calls `cancel` until it succeeds. Another
+/// thread calls both.
+///
+/// # Errors
+/// As [`with_bar`]; or the host cannot start the thread.
 pub(crate) fn watching<T>(
     what: &'static str,
+    mut cancel: impl FnMut() -> Result<(), Failure> + Send,
     look: impl FnMut() -> (u64, u64) + Send,
-    step: impl FnOnce() -> T,
-) -> T {
-    thread::scope(|scope| {
+    step: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let mut interrupts = Interrupts::block()?;
+    let outcome = thread::scope(|scope| {
         let (done, ended) = channel::<()>();
-        let ticker = thread::Builder::new().name("volt-progress".into());
-        // The step runs without progress if the host cannot start the thread.
-        let _ = ticker.spawn_scoped(scope, move || tick(what, look, ended));
+        let heed = || interrupts.heed(&mut cancel);
+        // Without the thread, no signal would end this process.
+        let failed = |source| Failure::system("start a thread to receive signals", source);
+        ticker().spawn_scoped(scope, move || tick(what, heed, look, ended)).map_err(failed)?;
         let outcome = step();
         drop(done);
         outcome
-    })
+    });
+    interrupts.outcome_of(outcome)
+}
+
+fn ticker() -> thread::Builder {
+    thread::Builder::new().name("volt-progress".into())
 }
 
 /// Returns the percentage, or `None` if the total is unknown.
@@ -71,21 +88,22 @@ fn bar(percent: u64) -> String {
     format!("[{}{}] {percent:>3} %", "#".repeat(filled), "-".repeat(WIDTH - filled))
 }
 
-fn tick(what: &str, mut look: impl FnMut() -> (u64, u64), ended: Receiver<()>) {
+fn tick(what: &str, mut heed: impl FnMut(), mut look: impl FnMut() -> (u64, u64), ended: Receiver<()>) {
     let started = Instant::now();
     let in_place = stderr().is_terminal();
     // The second in which a line was written.
     let mut shown = None;
     while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
-        let (done, total) = look();
+        heed();
         if started.elapsed() < QUIET {
             continue;
         }
+        let (done, total) = look();
         let seconds = started.elapsed().as_secs();
         let percent = percent(done, total);
         if in_place {
             let bar = percent.map(|percent| bar(percent) + ", ").unwrap_or_default();
-            let _ = write!(stderr(), "\r{what}… {bar}{seconds} s\x1b[K");
+            let _ = write!(stderr(), "{CLEAR_LINE}{what}… {bar}{seconds} s");
         } else if shown.is_none() || seconds.is_multiple_of(10) && shown != Some(seconds) {
             let percent = percent.map(|percent| format!("{percent} %, ")).unwrap_or_default();
             let _ = writeln!(stderr(), "{what}… {percent}{seconds} s");
@@ -95,7 +113,7 @@ fn tick(what: &str, mut look: impl FnMut() -> (u64, u64), ended: Receiver<()>) {
         shown = Some(seconds);
     }
     if shown.is_some() && in_place {
-        let _ = write!(stderr(), "\r\x1b[K");
+        let _ = write!(stderr(), "{CLEAR_LINE}");
     }
 }
 

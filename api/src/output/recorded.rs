@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use volt_vmm::{RecordingSummary, Vm, report};
 
 use crate::failure::Failure;
+use crate::messages::say;
 use crate::threads;
 
 /// Starts a thread that reports the end of the VM's recording. Returns `None` for a VM that is not recorded.
@@ -18,8 +19,8 @@ pub(crate) fn report_at_end(vm: &Arc<Vm>) -> Result<Option<JoinHandle<()>>, Fail
     }
     let vm = Arc::clone(vm);
     let report_end = move || match vm.wait_recorded() {
-        Some(Ok(recorded)) => eprintln!("volt-vmm: {}", text(&recorded)),
-        Some(Err(error)) => eprintln!("volt-vmm: {}", report(&error)),
+        Some(Ok(recorded)) => say(format!("volt-vmm: {}", text(&recorded))),
+        Some(Err(error)) => say(format!("volt-vmm: {}", report(&error))),
         None => {}
     };
     threads::spawn("recorded", "to wait for a recording", report_end).map(Some)

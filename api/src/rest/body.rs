@@ -45,7 +45,7 @@ impl<T: DeserializeOwned + Default> FromRequest<Api> for OptionalBody<T> {
     }
 }
 
-/// The last part of a request's path: the id of a device.
+/// The last part of a request's path: the id of a device or an operation.
 #[derive(Debug)]
 pub(super) struct Id(pub(super) String);
 

@@ -3,11 +3,14 @@
 //! A thread that has answered a call waits for another one for some time: to start a thread takes a fifth of
 //! a load's time.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
+use volt_vmm::{Error, Progress};
 
 use super::error::Fault;
 use crate::failure::Failure;
@@ -71,6 +74,34 @@ impl Calls {
         self.ongoing.load(Ordering::SeqCst) == 0
     }
 
+    /// As [`Calls::run`], in the queue of snapshots. `progress` can cancel it while it waits, too.
+    ///
+    /// # Errors
+    /// As [`Calls::run`]; or [`Error::Cancelled`].
+    pub(super) async fn capture<T: Send + 'static>(
+        &self,
+        slot: Arc<Slot>,
+        progress: &Progress,
+        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let turn = Arc::new(Turn::default());
+        let begin = Arc::clone(&turn);
+        let act = move |slot: &Slot| match begin.change_to(Turn::BEGUN) {
+            true => act(slot),
+            false => Err(Error::Cancelled),
+        };
+        let mut call = pin!(self.run(slot, Queue::Captures, act));
+        loop {
+            match timeout(LOOK, &mut call).await {
+                Ok(answer) => return answer,
+                Err(_) if progress.check().is_err() && turn.change_to(Turn::GIVEN_UP) => {
+                    return Err(Error::Cancelled.into());
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
     /// Runs a call. One that has begun continues to its end even if the client disconnects; one that waits in
     /// the queue is forgotten then.
     ///
@@ -100,6 +131,23 @@ impl Calls {
         };
         // A task of its own: that of a client that disconnects ends.
         tokio::spawn(call).await.unwrap_or_else(|_| Err(Fault::panicked()))
+    }
+}
+
+/// Time between two looks whether a call that waits was cancelled.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Whether a call has begun, or its client has stopped waiting.
+#[derive(Debug, Default)]
+struct Turn(AtomicU8);
+
+impl Turn {
+    const WAITING: u8 = 0;
+    const BEGUN: u8 = 1;
+    const GIVEN_UP: u8 = 2;
+
+    fn change_to(&self, state: u8) -> bool {
+        self.0.compare_exchange(Self::WAITING, state, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 }
 

@@ -65,7 +65,7 @@ struct Api {
     calls: Calls,
     /// The clients that follow the VM.
     events: Hub,
-    /// Snapshots and loads that are under way.
+    /// Snapshots, forks and loads that are under way or wait.
     operations: Operations,
 }
 
@@ -172,11 +172,21 @@ impl Api {
         self.calls.run(Arc::clone(&self.slot), queue, act).await
     }
 
-    /// As [`Api::call_in`], and keeps the durations of the act if it succeeds.
+    /// Runs a snapshot or a fork on a thread that may block. `progress` can cancel it.
+    async fn capture<T: Send + 'static>(
+        &self,
+        progress: &Progress,
+        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
+    ) -> Result<T, Fault> {
+        self.calls.capture(Arc::clone(&self.slot), progress, act).await
+    }
+
+    /// As [`Api::capture`], or as [`Api::call`] without progress. Keeps the durations of the act if it
+    /// succeeds.
     async fn timed<T: Send + 'static>(
         &self,
         kind: TimedAct,
-        queue: Queue,
+        progress: Option<&Progress>,
         act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
     ) -> Result<T, Fault> {
         let began = Instant::now();
@@ -184,7 +194,10 @@ impl Api {
             let began = Instant::now();
             act(slot).map(|done| (done, began.elapsed()))
         };
-        let (done, call) = self.call_in(queue, timed).await?;
+        let (done, call) = match progress {
+            Some(progress) => self.capture(progress, timed).await?,
+            None => self.call(timed).await?,
+        };
         self.counts.called(kind, call);
         self.counts.requested(kind, began.elapsed());
         Ok(done)

@@ -23,7 +23,14 @@ pub(crate) enum OperationOf {
 
 /// The operations that are under way, the oldest first. Cloning shares them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Operations(Arc<Mutex<Vec<Ongoing>>>);
+pub(super) struct Operations(Arc<Mutex<All>>);
+
+#[derive(Debug, Default)]
+struct All {
+    ongoing: Vec<Ongoing>,
+    /// The number of the next one. No number is used again, because clients may cancel by it late.
+    next: u64,
+}
 
 #[derive(Clone, Debug)]
 struct Ongoing {
@@ -43,7 +50,7 @@ pub(super) struct Operation {
 
 impl Operations {
     // No holder of the lock panics.
-    fn lock(&self) -> MutexGuard<'_, Vec<Ongoing>> {
+    fn lock(&self) -> MutexGuard<'_, All> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,10 +65,9 @@ impl Operations {
         progress: &Progress,
     ) -> Result<Operation, Fault> {
         let mut all = self.lock();
-        let is_taken = |id: &str| all.iter().any(|other| other.id == id);
-        let next = all.last().map_or(0, |last| last.number + 1);
+        let is_taken = |id: &str| all.ongoing.iter().any(|other| other.id == id);
         // A client may have chosen a number.
-        let number = (next..).find(|number| !is_taken(&number.to_string())).unwrap_or(next);
+        let number = (all.next..).find(|number| !is_taken(&number.to_string())).unwrap_or(all.next);
         let id = match id {
             None => number.to_string(),
             Some(id) if !is_valid(&id) => {
@@ -69,23 +75,26 @@ impl Operations {
                 return Err(Fault::refused(problem));
             }
             Some(id) if is_taken(&id) => {
-                return Err(Fault::refused(format!("operation: another one has the id {id}")));
+                return Err(Fault::refused(format!(
+                    "operation: another one has the id {id}; choose another"
+                )));
             }
             Some(id) => id,
         };
-        all.push(Ongoing { number, id, kind, progress: progress.clone() });
+        all.next = number + 1;
+        all.ongoing.push(Ongoing { number, id, kind, progress: progress.clone() });
         Ok(Operation { all: self.clone(), number })
     }
 
     /// Describes all operations, the oldest first.
     pub(super) fn list(&self) -> Vec<OperationState> {
-        self.lock().iter().map(Ongoing::state).collect()
+        self.lock().ongoing.iter().map(Ongoing::state).collect()
     }
 
     /// Cancels an operation. Returns false if no operation has this id.
     pub(super) fn cancel(&self, id: &str) -> bool {
         let all = self.lock();
-        let found = all.iter().find(|operation| operation.id == id);
+        let found = all.ongoing.iter().find(|operation| operation.id == id);
         found.is_some_and(|operation| {
             operation.progress.cancel();
             true
@@ -95,12 +104,12 @@ impl Operations {
     /// The progress of the operation that is under way. A VM takes one snapshot at a time, in any order: one
     /// that has begun comes before those that wait, and of these the oldest is next.
     pub(super) fn current(&self) -> Option<(OperationOf, Progress)> {
-        Self::current_of(&self.lock(), |_| true).map(|found| (found.kind, found.progress.clone()))
+        Self::current_of(&self.lock().ongoing, |_| true).map(|found| (found.kind, found.progress.clone()))
     }
 
     /// As [`Operations::current`], for a kind.
     pub(super) fn current_of_kind(&self, kind: OperationOf) -> Option<Progress> {
-        Self::current_of(&self.lock(), |found| found.kind == kind).map(|found| found.progress.clone())
+        Self::current_of(&self.lock().ongoing, |found| found.kind == kind).map(|found| found.progress.clone())
     }
 
     fn current_of(all: &[Ongoing], is_wanted: impl Fn(&&Ongoing) -> bool) -> Option<&Ongoing> {
@@ -135,7 +144,7 @@ fn is_valid(id: &str) -> bool {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        self.all.lock().retain(|other| other.number != self.number);
+        self.all.lock().ongoing.retain(|other| other.number != self.number);
     }
 }
 
@@ -203,6 +212,8 @@ mod tests {
         assert!(of("2", &first).is_err(), "it is taken");
         drop((chosen, numbered));
         assert!(operations.list().is_empty() && !operations.cancel("2"));
+        let _again = begin(&operations, OperationOf::Snapshot, &second);
+        assert_eq!(operations.list()[0].id, "3", "no number is used again");
         for id in ["", "a/b", "ä", &"x".repeat(LONGEST_ID + 1)] {
             assert!(of(id, &first).is_err(), "{id}");
         }

@@ -13,7 +13,6 @@ use volt_vmm::{
 };
 
 use super::Api;
-use super::calls::Queue;
 use super::counts::TimedAct;
 use super::error::Fault;
 use super::operations::OperationOf;
@@ -180,7 +179,7 @@ pub(crate) async fn take(
         SnapshotKind::Full => TimedAct::FullSnapshot,
         SnapshotKind::Diff => TimedAct::DiffSnapshot,
     };
-    api.timed(act, Queue::Captures, move |slot| {
+    api.timed(act, Some(&options.progress.clone()), move |slot| {
         let _operation = operation;
         let vm = slot.vm("create a snapshot")?;
         match memory {

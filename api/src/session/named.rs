@@ -24,6 +24,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_
 
 use crate::cures;
 use crate::failure::Failure;
+use crate::messages::say;
 use crate::process::exit::Status;
 use crate::process::home;
 use crate::run_dir::claim::Claim;
@@ -127,7 +128,8 @@ impl NamedStart {
             Ok(true)
         })?;
         if left == Left::Detached {
-            eprintln!("\nvolt-vmm: left VM {}; volt-vmm attach {} returns to it", record.name, record.name);
+            let name = &record.name;
+            say(format!("\nvolt-vmm: left VM {name}; volt-vmm attach {name} returns to it"));
             return Ok(Status::Success);
         }
         let status = wait(process)?;
@@ -255,7 +257,7 @@ impl Messages {
     /// Prints a failure of this process.
     fn say(&mut self, failure: &Failure) {
         self.print();
-        eprintln!("\nvolt-vmm: {}", failure.report(cures::as_option));
+        say(format!("\nvolt-vmm: {}", failure.report(cures::as_option)));
     }
 
     /// Prints what is new.

@@ -18,6 +18,7 @@ use super::console::escape::{EscapeParser, Input};
 use super::guardian::{Guardian, TerminalLock};
 use super::signal_queue::SignalQueue;
 use crate::failure::Failure;
+use crate::messages::say;
 use crate::terminal;
 
 mod screen;
@@ -78,7 +79,7 @@ pub(crate) fn attach(
     {
         guardian = Some(Guardian::start(&found, lock)?);
         terminal::enter_raw_mode();
-        eprintln!("volt-vmm: Ctrl-A D leaves the VM, Ctrl-A X ends it, Ctrl-A H lists the keys");
+        say("volt-vmm: Ctrl-A D leaves the VM, Ctrl-A X ends it, Ctrl-A H lists the keys");
     }
     let parser = is_terminal.then(EscapeParser::detaching);
     let (typed, screen) = (Vec::new(), Screen::open());
@@ -201,7 +202,7 @@ impl<F: FnMut(Event) -> Result<bool, Failure>> Client<'_, F> {
                     let room = TYPED_AHEAD.saturating_sub(self.typed.len());
                     self.typed.extend_from_slice(&bytes[..bytes.len().min(room)]);
                 }
-                Input::ListKeys => eprintln!("\n{KEYS}"),
+                Input::ListKeys => say(format!("\n{KEYS}")),
                 Input::Detach if self.has_ended => return Ok(Some(Left::Ended)),
                 Input::Detach => return Ok(Some(Left::Detached)),
                 Input::EndVm => {

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use volt_vmm::Vm;
 
 use crate::failure::Failure;
+use crate::messages::say;
 use crate::terminal;
 use crate::threads;
 
@@ -43,7 +44,7 @@ pub(crate) fn attach(vm: &Arc<Vm>) -> Result<(), Failure> {
     let is_terminal = terminal::is_terminal();
     if is_terminal {
         terminal::enter_raw_mode();
-        eprintln!("volt-vmm: Ctrl-A X ends the VM, Ctrl-A H lists the keys");
+        say("volt-vmm: Ctrl-A X ends the VM, Ctrl-A H lists the keys");
     }
     let body = move || if is_terminal { pass_keys(&vm) } else { pass_bytes(&vm) };
     let reader = threads::spawn("input", "to read the console", body)?;
@@ -92,7 +93,7 @@ fn pass_keys(vm: &Arc<Vm>) {
                         return;
                     }
                 }
-                Input::ListKeys => eprintln!("\n{KEYS}"),
+                Input::ListKeys => say(format!("\n{KEYS}")),
                 Input::EndVm => vm.stop(),
                 // The parser leaves it to the guest: the VM has no other process.
                 Input::Detach => {}

@@ -49,20 +49,25 @@ const VMM: &Rooms = &[
     ("timing", ""),
 ];
 const API: &Rooms = &[
-    ("cli", "session client rest process output run_dir serial terminal cures descriptors failure threads"),
-    ("session", "rest process output run_dir serial terminal cures failure threads"),
+    (
+        "cli",
+        "session client rest process output run_dir serial terminal cures descriptors failure messages \
+         threads",
+    ),
+    ("session", "rest process output run_dir serial terminal cures failure messages threads"),
     ("client", "rest cures failure"),
     ("rest", "process cures failure threads"),
     ("process", "run_dir serial terminal descriptors failure fatal_signals threads"),
-    ("output", "run_dir terminal failure threads"),
+    ("output", "run_dir terminal failure messages threads"),
     ("run_dir", "descriptors failure"),
     ("serial", "failure threads"),
-    ("terminal", "failure fatal_signals threads"),
+    ("terminal", "failure fatal_signals messages threads"),
     ("cures", "failure"),
     ("threads", "failure"),
     ("descriptors", ""),
     ("failure", ""),
     ("fatal_signals", ""),
+    ("messages", ""),
 ];
 
 /// Checks the crate with this source directory. A crate without a table is checked for `/dev/kvm` only.

@@ -19,6 +19,7 @@ use super::snapshot_place;
 use super::vms::inspect::VmInfo;
 use super::vms::target::Target;
 use crate::failure::Failure;
+use crate::messages::say;
 use crate::output::print::print;
 use crate::output::progress;
 use crate::process::exit::Status;
@@ -160,15 +161,15 @@ impl Create {
         let kind = if self.diff { Kind::Diff } else { Kind::Full };
         let packing = self.packing.of(self.compress)?;
         let request = |operation| NewSnapshot {
-            path,
-            memory_path,
+            path: path.clone(),
+            memory_path: memory_path.clone(),
             kind,
             compress: packing.map(|packing| packing.compression),
             chunk_size: packing.map(|packing| packing.chunk_len),
             least_saving: packing.map(|packing| packing.least_saving),
             trim: self.trim,
             max_pause_ms: self.max_pause,
-            operation: Some(operation),
+            operation,
         };
         let taken: Taken = post_followed(&api_socket, "/v1/vm/snapshots", "taking the snapshot", request)?;
         warn_of_disks_without_layer(&api_socket);
@@ -204,7 +205,7 @@ fn warn_of_disks_without_layer(socket: &Path) {
     let Ok(VmInfo { state, config }) = VmInfo::get(socket) else { return };
     let disks = config.into_iter().filter(|_| state == "running").flat_map(|config| config.devices.disks);
     for disk in disks.filter(DiskConfig::is_written_in_place) {
-        eprintln!("volt-vmm: warning: {}", disk.warning_of_a_snapshot_while_it_runs());
+        say(format!("volt-vmm: warning: {}", disk.warning_of_a_snapshot_while_it_runs()));
     }
 }
 

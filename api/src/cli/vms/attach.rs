@@ -13,6 +13,7 @@ use super::target::{Target, TargetArgs};
 use crate::cli::{Outcome, complete};
 use crate::client;
 use crate::failure::Failure;
+use crate::messages::say;
 use crate::process::exit::Status;
 use crate::run_dir::files;
 use crate::serial::CLIENTS;
@@ -61,7 +62,7 @@ impl Attach {
             return Err(Failure::vm(vm.name().as_str(), problem));
         }
         let end = vm.wait()?;
-        eprintln!("volt-vmm: VM {} has ended: {}", vm.name(), end.message);
+        say(format!("volt-vmm: VM {} has ended: {}", vm.name(), end.message));
         Ok(Status::of_code(end.status))
     }
 }
@@ -100,7 +101,7 @@ fn attach(console: &Path, api: &Path) -> Result<LeftBy, Failure> {
         Ok(by_signal.is_none())
     })?;
     if left == Left::Detached {
-        eprintln!();
+        say("");
     }
     Ok(by_signal.map_or(Ok(left), Err))
 }

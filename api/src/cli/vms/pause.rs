@@ -7,6 +7,7 @@ use super::target::Target;
 use crate::cli::{Outcome, complete};
 use crate::client;
 use crate::failure::Failure;
+use crate::messages::say;
 use crate::process::exit::Status;
 
 /// Pause VMs: vCPUs and devices stand still until they are resumed
@@ -58,7 +59,7 @@ pub(super) fn for_each<T>(
         if let Err(failure) = act(vm)
             && let Some(earlier) = failed.replace(failure)
         {
-            eprintln!("volt-vmm: {}", earlier.report(crate::cures::as_option));
+            say(format!("volt-vmm: {}", earlier.report(crate::cures::as_option)));
         }
     }
     failed.map_or(Ok(Status::Success), Err)

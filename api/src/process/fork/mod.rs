@@ -16,7 +16,9 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use volt_vmm::config::Overrides;
@@ -74,6 +76,13 @@ impl ForkSocket {
         let len = u32::try_from(text.len()).ok().filter(|len| *len <= LONGEST_MESSAGE);
         let len = len.ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
         self.0.write_all(&[&len.to_le_bytes(), &text[..]].concat())
+    }
+
+    /// Waits up to `limit` for a message, or the end of the other side.
+    pub(crate) fn has_news(&self, limit: Duration) -> bool {
+        let limit = Timespec::try_from(limit).ok();
+        // An error such as EINTR is no news.
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], limit.as_ref()).is_ok_and(|count| count > 0)
     }
 
     /// Receives a message, and reads no byte after it, because the next bytes may carry descriptors.

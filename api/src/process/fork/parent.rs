@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,9 @@ use crate::descriptors::allow_descriptors;
 use crate::failure::Failure;
 use crate::process::child_command::{CHILD_NAME, child_arguments, confinement_of_child};
 use crate::process::confinement;
+
+/// Time between two looks whether a fork was cancelled.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A child to create.
 #[derive(Debug)]
@@ -43,7 +47,8 @@ pub(crate) struct Forked {
 }
 
 /// Forks a VM into children, each in its own process, all from the same instant. The VM goes on. `progress`
-/// tells the progress of the copy of its memory, and cancels the fork until its children run.
+/// tells the progress of the copy of its memory, and cancels the fork until `commit` is called, before the
+/// children run.
 ///
 /// # Errors
 /// The first error of a child; it names the child. Or the fork was cancelled. Then no child and no file of a
@@ -53,7 +58,7 @@ pub(crate) fn fork(
     wanted: Vec<ChildSpec>,
     paused: bool,
     limits: RequestLimits,
-    progress: &Progress,
+    (progress, commit): (&Progress, impl FnOnce()),
 ) -> Result<Vec<Forked>, Failure> {
     progress.check()?;
     let config = vm.config();
@@ -78,9 +83,10 @@ pub(crate) fn fork(
     }
     drop(handover);
     for child in &mut children {
-        progress.check()?;
-        child.receive_ready()?;
+        child.wait_until_ready(progress)?;
     }
+    commit();
+    progress.check()?;
     for child in &mut children {
         child.send(&Run)?;
     }
@@ -205,6 +211,16 @@ impl Child {
     /// Returns the error of a child that closed its socket. The child sends it before it exits.
     fn failure(&mut self) -> Failure {
         self.receive_ready().err().unwrap_or_else(|| self.early_exit())
+    }
+
+    /// As [`Child::receive_ready`], until the fork is cancelled.
+    fn wait_until_ready(&mut self, progress: &Progress) -> Result<(), Failure> {
+        loop {
+            progress.check()?;
+            if self.socket.as_ref().is_none_or(|socket| socket.has_news(LOOK)) {
+                return self.receive_ready();
+            }
+        }
     }
 
     fn receive_ready(&mut self) -> Result<(), Failure> {

@@ -96,7 +96,7 @@ async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> Sta
         WantedState::Paused => TimedAct::Pause,
         WantedState::Resumed => TimedAct::Resume,
     };
-    api.timed(act, Queue::Usual, move |slot| match request.state {
+    api.timed(act, None, move |slot| match request.state {
         WantedState::Paused => slot.vm("pause")?.pause(),
         WantedState::Resumed => slot.vm("resume")?.resume(),
     })

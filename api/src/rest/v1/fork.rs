@@ -14,13 +14,12 @@ use crate::process::fork::parent::{ChildSpec, Forked};
 use crate::process::fork::{RequestLimits, parent};
 use crate::rest::Api;
 use crate::rest::body::Body;
-use crate::rest::calls::Queue;
 use crate::rest::error::Fault;
 use crate::rest::firecracker::names::snapshot::{NetworkOverride, VsockSocket, merge_overrides};
 use crate::rest::operations::OperationOf;
 
 /// The body of a request.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ForkRequest {
     pub(crate) children: Vec<ChildOfFork>,
@@ -28,11 +27,12 @@ pub(crate) struct ForkRequest {
     #[serde(default)]
     pub(crate) paused: bool,
     /// The id in `/v1/vm/operations`: up to 64 letters, digits, `_` and `-`. By default it gets a number.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) operation: Option<String>,
 }
 
 /// One of the children.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChildOfFork {
     /// The socket of its API.
@@ -88,10 +88,11 @@ pub(crate) async fn fork(
         .collect();
     let limits = RequestLimits { longest_body: api.longest_body, metadata: api.metadata.limit() };
     let forked = api
-        .call_in(Queue::Captures, move |slot| {
-            let _operation = operation;
+        .capture(&progress.clone(), move |slot| {
             let vm = slot.vm("fork the VM")?;
-            Ok(parent::fork(&vm, wanted, paused, limits, &progress))
+            // From then on no client finds the operation, and it succeeds or fails by itself.
+            let commit = || drop(operation);
+            Ok(parent::fork(&vm, wanted, paused, limits, (&progress, commit)))
         })
         .await?;
     Ok(Json(Forks { children: forked? }))

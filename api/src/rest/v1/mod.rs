@@ -174,7 +174,7 @@ mod tests {
             ("POST", "/v1/vm/snapshots", r#"{"path":"/s"}"#, "cannot create a snapshot"),
             ("GET", "/v1/vm/snapshots/current", "", "no snapshot is being taken"),
             ("DELETE", "/v1/vm/snapshots/current", "", "no snapshot is being taken"),
-            ("DELETE", "/v1/vm/operations/7", "", "cannot cancel operation 7: there is none of this id"),
+            ("DELETE", "/v1/vm/operations/7", "", "cannot cancel operation 7: there is none"),
             ("POST", "/v1/vm/rewinds", "", "cannot rewind: the VM has not been started"),
             ("DELETE", "/v1/vm/recording", "", "cannot end the recording"),
             ("GET", "/v1/vm/memory", "", "has not been started"),

@@ -36,11 +36,13 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<OperationList>, 
     path = "/v1/vm/operations/{id}",
     tag = "operations",
     params(("id" = String, Path, description = "the id that the request chose, or its number")),
-    responses((status = 202, description = "it ends soon, with an error for its client"), Refusals),
+    responses((status = 202, description = "it ends soon, and its client gets an error"), Refusals),
 )]
 pub(super) async fn cancel(State(api): State<Api>, Id(id): Id) -> StatusOnly {
     match api.operations.cancel(&id) {
         true => Ok(StatusCode::ACCEPTED),
-        false => Err(Fault::refused(format!("cannot cancel operation {id}: there is none of this id"))),
+        false => Err(Fault::refused(format!(
+            "cannot cancel operation {id}: there is none of this id; GET /v1/vm/operations lists them"
+        ))),
     }
 }

@@ -56,6 +56,7 @@ pub(crate) struct NewSnapshot {
     /// The longest pause of the guest, in milliseconds.
     pub(crate) max_pause_ms: Option<u64>,
     /// The id in `/v1/vm/operations`: up to 64 letters, digits, `_` and `-`. By default it gets a number.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) operation: Option<String>,
 }
 

@@ -133,7 +133,7 @@ pub(super) async fn change(State(api): State<Api>, Body(change): Body<Change>) -
         WantedState::Paused => TimedAct::Pause,
         WantedState::Running => TimedAct::Resume,
     };
-    api.timed(act, Queue::Usual, move |slot| match change.state {
+    api.timed(act, None, move |slot| match change.state {
         WantedState::Paused => slot.vm("pause")?.pause(),
         WantedState::Running => slot.vm("resume")?.resume(),
     })

@@ -5,6 +5,7 @@ use crate::cli::vms::target::Target;
 use crate::client::events::EventStream;
 use crate::cures;
 use crate::failure::Failure;
+use crate::messages::say;
 use crate::rest::{Event, EventState};
 use crate::run_dir::vm_dir::VmDir;
 
@@ -101,7 +102,7 @@ impl Followed {
             Ok(taken) => taken,
             Err(refusal) => {
                 let reason = refusal.report(cures::as_option);
-                eprintln!("volt-vmm: VM {} tells its end alone: {reason}", self.target.label());
+                say(format!("volt-vmm: VM {} tells its end alone: {reason}", self.target.label()));
                 self.is_over = true;
                 (Vec::new(), false)
             }

@@ -185,7 +185,7 @@ impl LoadSnapshot {
 }
 
 /// A tap in place of a network interface's backend: an element of `network_overrides`.
-#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NetworkOverride {
     iface_id: String,
@@ -199,7 +199,7 @@ impl From<NetworkOverride> for NetOverride {
 }
 
 /// A path in place of the vsock device's socket: `vsock_override`.
-#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VsockSocket {
     #[schema(value_type = String)]
