@@ -11,6 +11,7 @@
 //! `VOLT_GROUP`, `VOLT_KERNEL`, `VOLT_BOOT_ARGS`, and `VOLT_DISK`, to which the guest writes.
 
 mod moved;
+mod pair;
 mod snapshot;
 
 use std::env;
@@ -28,6 +29,7 @@ use fctools::vm::shutdown::{VmShutdownAction, VmShutdownMethod};
 use fctools::vm::{Vm, VmState};
 use fctools::vmm::arguments::jailer::JailerArguments;
 use fctools::vmm::arguments::{VmmApiSocket, VmmArguments};
+use fctools::vmm::executor::VmmExecutor;
 use fctools::vmm::executor::jailed::{FlatVirtualPathResolver, JailedVmmExecutor};
 use fctools::vmm::id::VmmId;
 use fctools::vmm::installation::VmmInstallation;
@@ -37,7 +39,7 @@ use fctools::vmm::resource::{MovedResourceType, ResourceType};
 
 type Resources = ResourceSystem<DirectProcessSpawner, TokioRuntime>;
 type Executor = JailedVmmExecutor<FlatVirtualPathResolver>;
-type JailedVm = Vm<Executor, DirectProcessSpawner, TokioRuntime>;
+type Machine<E> = Vm<E, DirectProcessSpawner, TokioRuntime>;
 
 /// Longest wait.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -122,14 +124,18 @@ async fn guest_writes(is_wanted: impl Fn(&[u8]) -> bool) -> Result<(), Box<dyn E
         .map_err(|_| "the guest writes nothing to its disk")??)
 }
 
-async fn end(vm: &mut JailedVm) -> Result<(), Box<dyn Error>> {
-    let action = VmShutdownAction {
-        method: VmShutdownMethod::PauseThenKill,
-        timeout: Some(PATIENCE),
-        graceful: false,
-    };
+async fn shut_down<E: VmmExecutor>(
+    vm: &mut Machine<E>,
+    method: VmShutdownMethod,
+) -> Result<(), Box<dyn Error>> {
+    let action = VmShutdownAction { method, timeout: Some(PATIENCE), graceful: false };
     let outcome = vm.shutdown([action]).await?;
     println!("ended: {:?}", outcome.exit_status);
+    Ok(())
+}
+
+async fn end<E: VmmExecutor>(vm: &mut Machine<E>) -> Result<(), Box<dyn Error>> {
+    shut_down(vm, VmShutdownMethod::PauseThenKill).await?;
     Ok(vm.cleanup().await?)
 }
 
@@ -151,7 +157,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut resources = ResourceSystem::new(DirectProcessSpawner, TokioRuntime, model);
     let configuration = configuration(&mut resources)?;
     let executor = executor(variable("VOLT_ID")?)?;
-    let mut vm = JailedVm::prepare(executor, resources, installation()?, configuration).await?;
+    let mut vm = Machine::prepare(executor, resources, installation()?, configuration).await?;
     vm.start(PATIENCE).await?;
     let info = vm.get_info().await?;
     println!("info: id={} paused={} running={}", info.id, info.is_paused, vm.get_state() == VmState::Running);
