@@ -41,7 +41,7 @@ pub(crate) enum Failure {
     /// The error text from the server at the API socket.
     #[error("{0}")]
     Server(String),
-    /// A signal cancelled the act; the text is the server's.
+    /// The act failed after a signal, which cancelled it if it could.
     #[error("interrupted: {problem}")]
     Interrupted { problem: String, signal: i32 },
 }

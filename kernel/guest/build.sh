@@ -35,14 +35,16 @@ done
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 mkdir -p "${CARGO_TARGET_DIR:-$repository/target}"
 target=$(cd "${CARGO_TARGET_DIR:-$repository/target}" && pwd)
+# A directory of its own: in the other one, cargo's lock makes this wait minutes for a build of volt-vmm.
+built=$target/guest/cargo
 (cd "$repository" &&
-    CARGO_TARGET_DIR=$target cargo build --quiet --profile "$profile" --locked --package volt-guest) >&2
+    CARGO_TARGET_DIR=$built cargo build --quiet --profile "$profile" --locked --package volt-guest) >&2
 
 mkdir -p "$target/guest"
 staging=$(mktemp -d "$target/guest/.staging.XXXXXX")
 trap 'rm -rf "$staging"' EXIT
 mkdir -p "$staging"/root/{dev,proc,sys,tmp,run}
-install -m 755 "$target/x86_64-unknown-linux-musl/$profile/init" "$staging/root/init"
+install -m 755 "$built/x86_64-unknown-linux-musl/$profile/init" "$staging/root/init"
 
 # Fixed times and owners and sorted names make the archive reproducible.
 find "$staging/root" -exec touch -h -d @0 {} +

@@ -121,7 +121,7 @@ fn runs_or_says_why(case: &Case, child: &Child, has_fault: Option<usize>, parent
     if let Some(before) = has_fault.filter(|_| has_ended() && !case.fault.kills()) {
         // The test's reader of the messages may be behind.
         wait_until(&format!("{case}: the message of child {}", child.id()), || {
-            parent.messages()[before..].contains("volt-vmm: cannot ")
+            parent.messages().get(before..).is_some_and(|new| new.contains("volt-vmm: cannot "))
         });
     }
 }

@@ -1,7 +1,7 @@
 //! The progress of a long act, and a way to cancel it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 ///
 /// An act counts the bytes that it has worked through. A cancelled act fails with [`Error::Cancelled`] within
 /// some MiB of work, and leaves nothing of what it made. A sync under way takes its time: the host's disk
-/// then has to take all that was written.
+/// then has to take all that was written. At its end an act is committed, and cannot be cancelled any more.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Counters>);
 
@@ -17,13 +17,18 @@ pub struct Progress(Arc<Counters>);
 struct Counters {
     done: AtomicU64,
     total: AtomicU64,
-    is_cancelled: AtomicBool,
+    /// One of the constants of [`Progress`].
+    end: AtomicU8,
     /// The act is cancelled once it has counted this many bytes; never if 0.
     #[cfg(test)]
     cancels_at: AtomicU64,
 }
 
 impl Progress {
+    const OPEN: u8 = 0;
+    const CANCELLED: u8 = 1;
+    const COMMITTED: u8 = 2;
+
     /// Returns the bytes worked through so far.
     #[must_use]
     pub fn done(&self) -> u64 {
@@ -38,9 +43,24 @@ impl Progress {
         self.0.total.load(Ordering::Relaxed)
     }
 
-    /// Cancels the act, now or when it begins.
-    pub fn cancel(&self) {
-        self.0.is_cancelled.store(true, Ordering::Relaxed);
+    /// Cancels the act, now or when it begins. Returns false if it is too late: the act is committed.
+    pub fn cancel(&self) -> bool {
+        self.end_as(Self::CANCELLED)
+    }
+
+    /// Commits the act, which cannot be cancelled from then on. The library's acts do this themselves, before
+    /// they publish what they made.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if the act was cancelled.
+    pub fn commit(&self) -> Result<()> {
+        if self.end_as(Self::COMMITTED) { Ok(()) } else { Err(Error::Cancelled) }
+    }
+
+    /// Returns whether the act ends so, which the first call decides.
+    fn end_as(&self, end: u8) -> bool {
+        let decided = self.0.end.compare_exchange(Self::OPEN, end, Ordering::SeqCst, Ordering::SeqCst);
+        decided.is_ok() || decided == Err(end)
     }
 
     /// Begins an act that works through `total` bytes. The library's acts do this themselves.
@@ -94,6 +114,24 @@ impl Progress {
     /// # Errors
     /// [`Error::Cancelled`] if it was.
     pub fn check(&self) -> Result<()> {
-        if self.0.is_cancelled.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
+        match self.0.end.load(Ordering::Relaxed) {
+            Self::CANCELLED => Err(Error::Cancelled),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn act_is_either_cancelled_or_committed() {
+        let progress = Progress::default();
+        assert!(progress.cancel() && progress.cancel());
+        assert!(progress.check().is_err() && progress.commit().is_err());
+        let progress = Progress::default();
+        progress.commit().unwrap();
+        assert!(!progress.cancel() && progress.check().is_ok() && progress.commit().is_ok());
     }
 }

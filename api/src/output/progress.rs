@@ -39,9 +39,9 @@ pub(crate) fn with_bar<T>(
     step: impl FnOnce(&Progress) -> volt_vmm::Result<T>,
 ) -> Result<T, Failure> {
     let progress = &Progress::default();
-    let cancel = || {
-        progress.cancel();
-        Ok(())
+    let cancel = || match progress.cancel() {
+        true => Ok(()),
+        false => Err(Failure::Server("too late to cancel".to_owned())),
     };
     let look = || (progress.done(), progress.total());
     watching(what, cancel, look, || step(progress).map_err(Failure::from))

@@ -91,14 +91,11 @@ impl Operations {
         self.lock().ongoing.iter().map(Ongoing::state).collect()
     }
 
-    /// Cancels an operation. Returns false if no operation has this id.
-    pub(super) fn cancel(&self, id: &str) -> bool {
+    /// Returns the progress of the operation with this id.
+    pub(super) fn progress_of(&self, id: &str) -> Option<Progress> {
         let all = self.lock();
         let found = all.ongoing.iter().find(|operation| operation.id == id);
-        found.is_some_and(|operation| {
-            operation.progress.cancel();
-            true
-        })
+        found.map(|operation| operation.progress.clone())
     }
 
     /// The progress of the operation that is under way. A VM takes one snapshot at a time, in any order: one
@@ -207,11 +204,11 @@ mod tests {
         };
         let both = [state("1", OperationOf::Fork, 0), state("2", OperationOf::Snapshot, 8)];
         assert_eq!(operations.list(), both);
-        assert!(operations.cancel("1") && !operations.cancel("3"));
+        assert!(operations.progress_of("1").unwrap().cancel() && operations.progress_of("3").is_none());
         assert!(first.check().is_err() && second.check().is_ok());
         assert!(of("2", &first).is_err(), "it is taken");
         drop((chosen, numbered));
-        assert!(operations.list().is_empty() && !operations.cancel("2"));
+        assert!(operations.list().is_empty() && operations.progress_of("2").is_none());
         let _again = begin(&operations, OperationOf::Snapshot, &second);
         assert_eq!(operations.list()[0].id, "3", "no number is used again");
         for id in ["", "a/b", "ä", &"x".repeat(LONGEST_ID + 1)] {

@@ -48,7 +48,7 @@ impl Interrupts {
                 say_over_progress(format!("volt-vmm: cancelling; {after}"));
             }
             Err(failure) if is_first => {
-                say_over_progress(format!("volt-vmm: cannot cancel yet: {failure}; {after}"));
+                say_over_progress(format!("volt-vmm: {failure}; {after}"));
             }
             Err(_) => {}
         }
@@ -58,7 +58,7 @@ impl Interrupts {
     /// came too late has no effect on an act that has succeeded.
     pub(crate) fn outcome_of<T>(self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         let late = self.signals.take();
-        let by = self.by.filter(|_| self.is_cancelled).or(late.first().copied());
+        let by = self.by.or(late.first().copied());
         match (outcome, by) {
             (Err(failure), Some(signal)) => {
                 Err(Failure::Interrupted { problem: volt_vmm::problem(&failure), signal })

@@ -37,6 +37,13 @@ fn file_system_is_written_checked_and_discarded_with_either_engine() {
         wait_until("the guest sees the disk's new size", || {
             guest.order("size /dev/vda") == [format!("size {}", 48 << 20)]
         });
+        // Another file takes its place.
+        let other = blank(&scratch, &format!("other-{engine}"), 40);
+        let change = format!(r#"{{"drive_id":"disk0","path_on_host":"{}"}}"#, other.display());
+        assert_eq!(guest.ask("PATCH", "/drives/disk0", &change).0, 204);
+        wait_until("the guest sees the size of the other file", || {
+            guest.order("size /dev/vda") == [format!("size {}", 40 << 20)]
+        });
     }
 }
 

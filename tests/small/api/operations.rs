@@ -30,7 +30,7 @@ fn wait_for_operation(guest: &Guest, count: usize, kind: &str) {
 
 /// Cancels the snapshot that [`during_a_snapshot`] takes, which has gone on until now.
 fn cancel_the_snapshot(guest: &Guest) {
-    let done = || operations(guest)[0]["done_bytes"].as_u64();
+    let done = || operations(guest).first().expect("the snapshot goes on")["done_bytes"].as_u64();
     let before = done();
     wait_until("the snapshot goes on", || done() > before);
     assert_eq!(asked(guest, "DELETE", "/v1/vm/snapshots/current", &Value::Null).0, 202);

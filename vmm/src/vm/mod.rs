@@ -174,7 +174,7 @@ impl Vm {
         let dir = NewDir::begin(&store.path_of(name)?)?;
         let (stats, next) =
             writer::write(&self.machine, &mut history, options, &dir, self.recording.is_some())?;
-        dir.publish()?;
+        options.progress.commit().and_then(|()| dir.publish())?;
         options.progress.finish();
         log_pauses(name, &stats);
         // The snapshot becomes the base of diffs once it is published.
@@ -213,7 +213,7 @@ impl Vm {
         let new = NewFiles::begin(&files.state, &files.memory)?;
         let is_recorded = self.recording.is_some();
         let stats = take::files::write(&self.machine, &mut history, options, &new, is_recorded)?;
-        new.publish()?;
+        options.progress.commit().and_then(|()| new.publish())?;
         options.progress.finish();
         history.taken(self.config().memory_bytes());
         log_pauses(&files.state.display().to_string(), &stats);
@@ -273,8 +273,9 @@ impl Vm {
         sharing::check(&self.config().devices, &overrides)?;
         let here = self.snapshot_in_memory_with(progress)?;
         let restore = |options| progress.check().and_then(|()| here.restore_provisionally(options));
-        let restored: Result<Vec<_>> = children.into_iter().map(restore).collect();
-        Ok(restored?.into_iter().map(ProvisionalVm::keep).collect())
+        let restored = children.into_iter().map(restore).collect::<Result<Vec<_>>>()?;
+        progress.commit()?;
+        Ok(restored.into_iter().map(ProvisionalVm::keep).collect())
     }
 
     /// Rewinds the VM in place to the snapshot that it was restored from: its memory, and the layers of its

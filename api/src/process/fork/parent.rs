@@ -47,8 +47,7 @@ pub(crate) struct Forked {
 }
 
 /// Forks a VM into children, each in its own process, all from the same instant. The VM goes on. `progress`
-/// tells the progress of the copy of its memory, and cancels the fork until `commit` is called, before the
-/// children run.
+/// tells the progress of the copy of its memory, and cancels the fork until its children run.
 ///
 /// # Errors
 /// The first error of a child; it names the child. Or the fork was cancelled. Then no child and no file of a
@@ -58,7 +57,7 @@ pub(crate) fn fork(
     wanted: Vec<ChildSpec>,
     paused: bool,
     limits: RequestLimits,
-    (progress, commit): (&Progress, impl FnOnce()),
+    progress: &Progress,
 ) -> Result<Vec<Forked>, Failure> {
     progress.check()?;
     let config = vm.config();
@@ -85,8 +84,7 @@ pub(crate) fn fork(
     for child in &mut children {
         child.wait_until_ready(progress)?;
     }
-    commit();
-    progress.check()?;
+    progress.commit()?;
     for child in &mut children {
         child.send(&Run)?;
     }
@@ -315,6 +313,29 @@ mod tests {
 
     fn given_layer() -> &'static str {
         r#"{"disks":[{"id":"root","layer":"fd:9"}]}"#
+    }
+
+    /// A child whose process says nothing.
+    fn silent_child() -> (Child, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let forked = Forked { pid: 0, api_socket: "/a".into(), id: String::new() };
+        (Child { process: None, socket: Some(ForkSocket(near)), forked, serial: None }, far)
+    }
+
+    #[test]
+    fn fork_is_cancelled_while_a_child_says_nothing() {
+        let ((mut child, far), progress) = (silent_child(), Progress::default());
+        let waited = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| child.wait_until_ready(&progress));
+            progress.cancel();
+            waiting.join().unwrap()
+        });
+        assert!(matches!(waited, Err(Failure::Vmm(Error::Cancelled))), "{waited:?}");
+        let progress = Progress::default();
+        ForkSocket(far).send(&ChildMessage::Ready).unwrap();
+        child.wait_until_ready(&progress).unwrap();
+        // The other side has gone.
+        assert!(matches!(child.wait_until_ready(&progress), Err(Failure::Child { .. })));
     }
 
     #[test]

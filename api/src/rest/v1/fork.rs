@@ -89,10 +89,9 @@ pub(crate) async fn fork(
     let limits = RequestLimits { longest_body: api.longest_body, metadata: api.metadata.limit() };
     let forked = api
         .capture(&progress.clone(), move |slot| {
+            let _operation = operation;
             let vm = slot.vm("fork the VM")?;
-            // From then on no client finds the operation, and it succeeds or fails by itself.
-            let commit = || drop(operation);
-            Ok(parent::fork(&vm, wanted, paused, limits, (&progress, commit)))
+            Ok(parent::fork(&vm, wanted, paused, limits, &progress))
         })
         .await?;
     Ok(Json(Forks { children: forked? }))

@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use volt_vmm::Progress;
 
 use super::Refusals;
 use crate::rest::Api;
@@ -39,10 +40,20 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<OperationList>, 
     responses((status = 202, description = "it ends soon, and its client gets an error"), Refusals),
 )]
 pub(super) async fn cancel(State(api): State<Api>, Id(id): Id) -> StatusOnly {
-    match api.operations.cancel(&id) {
+    let none = || {
+        let problem = "there is none of this id; GET /v1/vm/operations lists them";
+        Fault::refused(format!("cannot cancel operation {id}: {problem}"))
+    };
+    cancelled(&api.operations.progress_of(&id).ok_or_else(none)?)
+}
+
+/// Cancels an act.
+///
+/// # Errors
+/// It is too late.
+pub(super) fn cancelled(progress: &Progress) -> StatusOnly {
+    match progress.cancel() {
         true => Ok(StatusCode::ACCEPTED),
-        false => Err(Fault::refused(format!(
-            "cannot cancel operation {id}: there is none of this id; GET /v1/vm/operations lists them"
-        ))),
+        false => Err(Fault::refused("cannot cancel: it is too late, because the act is about to succeed")),
     }
 }

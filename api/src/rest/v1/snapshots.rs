@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use volt_vmm::{CaptureStats, Compression, Packing, RecordingSummary, SnapshotKind, SnapshotOptions};
 
 use super::Refusals;
+use super::operations::cancelled;
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::calls::Queue;
@@ -148,8 +149,7 @@ pub(super) async fn progress(State(api): State<Api>) -> Result<Json<Ongoing>, Fa
 )]
 pub(super) async fn cancel(State(api): State<Api>) -> StatusOnly {
     let progress = api.operations.current_of_kind(OperationOf::Snapshot);
-    progress.ok_or_else(|| none_is_taken("cancel a snapshot"))?.cancel();
-    Ok(StatusCode::ACCEPTED)
+    cancelled(&progress.ok_or_else(|| none_is_taken("cancel a snapshot"))?)
 }
 
 /// A rewind.

@@ -392,6 +392,7 @@ impl Snapshot {
             }
             (_, None) => Some(PagesToCapture::NotBase(recorded)),
         };
+        options.progress.commit()?;
         let history = History { lineage, since_last, origin: Some(origin) };
         let machine = SharedMachine::new(machine, config);
         Ok(Restored { machine, history, ahead, recording, layers, phases })

@@ -67,6 +67,7 @@ pub fn convert(
     metadata.memory_digest = Some(digest::format(found));
     metadata.memory_file = Some(written);
     writer::write_state(&metadata, &config, &machine, marked, &dir)?;
+    progress.commit()?;
     dir.publish()?;
     progress.finish();
     Ok(())

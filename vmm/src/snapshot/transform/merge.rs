@@ -69,6 +69,7 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Re
     metadata.memory_file = Some(MemoryFile::Raw);
     let marked = diff.origin().can_be_marked();
     writer::write_state(&metadata, diff.config(), diff.machine(), marked, &dir)?;
+    progress.commit()?;
     dir.publish()?;
     progress.finish();
     Ok(())
