@@ -5,6 +5,8 @@ use volt_tests::{Boot, Guest, needs, wait_until};
 
 /// Little memory, because each page costs a fault on an emulated processor.
 const MEMORY: &str = "128M";
+/// Command that ends a request for hints (virtio 1.3, section 5.5.6.7).
+const DONE: u64 = 1;
 
 /// Returns a number of the balloon, or 0 if there is none.
 fn number(guest: &Guest, name: &str) -> u64 {
@@ -78,6 +80,35 @@ fn freed_memory_returns_to_the_host_within_seconds() {
     // The guest can use the memory again.
     guest.order("fill 256");
     is_whole(&mut guest);
+}
+
+#[test]
+fn hinted_memory_returns_to_the_host_with_and_without_an_acknowledgement() {
+    needs!(linux);
+    let mut guest = Boot::linux().memory("256M").device(["--balloon", "hinting"]).start();
+    guest.wait_until_ready();
+    let command = |guest: &Guest| {
+        let (status, answer) = guest.ask("GET", "/balloon/hinting/status", "");
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str::<serde_json::Value>(&answer).unwrap()["host_cmd"].as_u64().unwrap()
+    };
+    for acknowledges in [true, false] {
+        guest.order("fill 128");
+        let filled = guest.resident_kib();
+        guest.order("fill 0");
+        let body = format!(r#"{{"acknowledge_on_stop": {acknowledges}}}"#);
+        assert_eq!(guest.ask("PATCH", "/balloon/hinting/start", &body).0, 204);
+        wait_until("64 MiB are given back", || guest.resident_kib() + (64 << 10) < filled);
+        if acknowledges {
+            wait_until("the guest may use the pages", || command(&guest) == DONE);
+        } else {
+            assert!(command(&guest) > DONE, "the guest may not use the pages yet");
+            assert_eq!(guest.ask("PATCH", "/balloon/hinting/stop", "").0, 204);
+            assert_eq!(command(&guest), DONE);
+        }
+        guest.order("fill 128");
+        is_whole(&mut guest);
+    }
 }
 
 #[test]
