@@ -376,7 +376,7 @@ level_1() {
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared
 # memory, which guest memory is, comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt tool path level_1 status=0
+    local files=() test client number=$1 policy=advise seconds=$LAB_SECONDS passt tool path level_1 status=0
     local name=lab-$1${huge_pages:+-huge}
     shift
     level_1=$(level_1 "$number")
@@ -395,6 +395,10 @@ one_lab() {
         files+=(--file "$path:/lab/${tool%:*}")
     done
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
+    for client in go-sdk go-sdk-main; do
+        path=$(cat "$work/clients-built" 2>/dev/null)/$client
+        [ ! -e "$path" ] || files+=(--file "$path:/lab/clients/$client")
+    done
     local how=(--level-1 "$level_1" --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY")
     if [ -n "$name_part" ] && scripts/lab.sh --status; then how+=(--keep); fi
     # shellcheck disable=SC2016 # expanded in the lab
@@ -405,6 +409,7 @@ one_lab() {
             rm -rf /lab/scratch /lab/results && mkdir /lab/scratch /lab/results
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
             [ -e "$VOLT_KERNEL" ] || VOLT_KERNEL=
+            export VOLT_CLIENTS=/lab/clients
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
             [ -z "$5" ] || export VOLT_PATIENCE=$5
             # Nothing may rely on the size of the pages that guest memory comes in.
@@ -554,7 +559,7 @@ run_matching() {
         stage "volt-vmm" make_debug_program || give_up
         program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/debug/volt-vmm
         [ ! -e "$work/chosen-linux" ] || stage "guest kernel and init" make_guest || give_up
-        [ ! -e "$work/chosen-clients" ] || stage "clients of Firecracker" make_clients || give_up
+        ! { [ -e "$work/chosen-clients" ] || grep -q go_sdk "$work"/chosen-*; } || stage "clients of Firecracker" make_clients || give_up
         run_chosen
     fi
     summary

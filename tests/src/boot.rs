@@ -202,7 +202,9 @@ impl<'a> Boot<'a> {
 
 /// Returns the command line of Linux guests. In the lab idle vCPUs keep their timer tick: the emulated
 /// processor can lose a wake-up, and without a tick the guest then sleeps on (docs/testing.md).
-fn linux_cmdline() -> String {
+/// The kernel command line of this project's Linux.
+#[must_use]
+pub fn linux_cmdline() -> String {
     let tick = if in_lab() { " nohz=off" } else { "" };
     format!("console=ttyS0 reboot=k panic=-1{tick}")
 }

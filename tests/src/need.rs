@@ -56,6 +56,13 @@ pub fn clients() -> Option<String> {
     missing.map(|name| format!("no {name} in VOLT_CLIENTS: scripts/clients.sh builds it"))
 }
 
+/// A program that uses firecracker-go-sdk.
+#[must_use]
+pub fn go_sdk() -> Option<String> {
+    let is_built = clients_directory().join("go-sdk").exists();
+    (!is_built).then(|| "no go-sdk in VOLT_CLIENTS: scripts/clients.sh builds it".to_owned())
+}
+
 /// Control groups of version 2 that limit memory, CPU time and threads.
 #[must_use]
 pub fn control_groups() -> Option<String> {

@@ -36,12 +36,16 @@ func (c *console) Write(more []byte) (int, error) {
 	return c.bytes.Write(more)
 }
 
+func (c *console) text() string {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return c.bytes.String()
+}
+
 // The rest of a line that starts so, after the first ones. A line may come in parts, and counts once it is
 // whole.
 func (c *console) line(start string, skipped int) (string, bool) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	text := c.bytes.String()
+	text := c.text()
 	lines := bufio.NewScanner(strings.NewReader(text[:strings.LastIndex(text, "\n")+1]))
 	for lines.Scan() {
 		if strings.HasPrefix(lines.Text(), start) {
@@ -74,7 +78,7 @@ type guest struct {
 // Starts a machine with changes to its configuration and its handlers.
 func startGuest(
 	ctx context.Context, behaviour string,
-	change func(*firecracker.Config), handlers func(*firecracker.Handlers),
+	change func(*firecracker.Config), handlers func(*firecracker.Handlers), options ...firecracker.Opt,
 ) (*guest, error) {
 	keys, typed := io.Pipe()
 	started := &guest{console: &console{}, keys: typed}
@@ -90,7 +94,8 @@ func startGuest(
 		WithStdout(io.MultiWriter(os.Stdout, started.console)).
 		WithStderr(os.Stderr).
 		Build(ctx)
-	machine, err := firecracker.NewMachine(ctx, config, firecracker.WithProcessRunner(command))
+	options = append(options, firecracker.WithProcessRunner(command))
+	machine, err := firecracker.NewMachine(ctx, config, options...)
 	if err != nil {
 		return nil, err
 	}
