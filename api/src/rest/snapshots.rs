@@ -63,6 +63,8 @@ pub(crate) struct SnapshotToRestore {
     /// Gives the VM a base of its own.
     #[serde(default)]
     pub(crate) isolate_base: bool,
+    /// The kind of pages under its memory, in place of the snapshot's.
+    pub(crate) huge_pages: Option<HugePages>,
     /// Records the pages that the guest touches first, until this event.
     pub(crate) record: Option<RecordUntil>,
     /// Reads recorded pages ahead.
@@ -102,12 +104,18 @@ impl SnapshotToRestore {
     }
 
     /// Refuses what Firecracker refuses, in its words, which its clients may look for.
-    fn check_pages(is_refused: bool, place: &SnapshotPlace, snapshot: &Snapshot) -> volt_vmm::Result<()> {
-        match (place, snapshot.config().huge_pages) {
+    fn check_pages(
+        is_refused: bool,
+        place: &SnapshotPlace,
+        snapshot: &Snapshot,
+        asked: Option<HugePages>,
+    ) -> volt_vmm::Result<()> {
+        match (place, asked.unwrap_or(snapshot.config().huge_pages)) {
             (SnapshotPlace::Files(_), HugePages::Hugetlb) if is_refused => {
+                let field = if asked.is_some() { "huge_pages" } else { "mem_backend" };
                 let problem =
                     "Cannot restore hugetlbfs backed snapshot by mapping the memory file. Please use uffd.";
-                Err(Error::Config { field: "mem_backend", problem: problem.into() })
+                Err(Error::Config { field, problem: problem.into() })
             }
             _ => Ok(()),
         }
@@ -142,6 +150,7 @@ pub(crate) async fn restore(
         .prefetch(snapshot.prefetch)
         .record(snapshot.record)
         .clock(snapshot.clock)
+        .huge_pages(snapshot.huge_pages)
         .allow_shared(snapshot.allow_shared)
         .metadata(api.metadata.clone())
         .changed_images(snapshot.changed_images);
@@ -155,7 +164,8 @@ pub(crate) async fn restore(
         options.rewindable = snapshot.rewindable && (pool.is_none() || is_handled);
         let called = Instant::now();
         let opened = start::open(&place, &options)?;
-        SnapshotToRestore::check_pages(snapshot.refuses_huge_pages_of_a_file, &place, &opened)?;
+        let refuses = snapshot.refuses_huge_pages_of_a_file;
+        SnapshotToRestore::check_pages(refuses, &place, &opened, options.huge_pages)?;
         let vm = start::restore(&opened, options.pool(pool).console(console))?;
         counts.called(TimedAct::Load, called.elapsed());
         Ok(vm)

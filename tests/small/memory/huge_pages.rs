@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use volt_tests::patience::in_lab;
 use volt_tests::{Boot, Child, Guest, MemoryHandler, Snapshot, needs, numbers, without_generation};
 
@@ -28,6 +28,12 @@ fn huge_kib(guest: &Guest) -> u64 {
     of_hugetlb.map(|(_, size)| size.trim().trim_end_matches(" kB").parse::<u64>().unwrap()).sum()
 }
 
+/// Whether memory of a guest's process asks for transparent huge pages.
+fn has_advice(guest: &Guest) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid())).unwrap();
+    maps.lines().any(|line| line.starts_with("VmFlags:") && line.contains(" hg"))
+}
+
 #[test]
 fn guest_that_needs_more_huge_pages_than_the_host_has_is_refused() {
     needs!(kvm);
@@ -43,10 +49,6 @@ fn guest_that_needs_more_huge_pages_than_the_host_has_is_refused() {
 #[test]
 fn transparent_pages_are_asked_for_in_a_restored_vm_too() {
     needs!(kvm);
-    let has_advice = |guest: &Guest| {
-        let maps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid())).unwrap();
-        maps.lines().any(|line| line.starts_with("VmFlags:") && line.contains(" hg"))
-    };
     for (pages, is_asked_for) in [("transparent", true), ("none", false)] {
         let mut guest = Boot::small("count mib=4").device(["--huge-pages", pages]).start();
         guest.wait_for("count");
@@ -58,6 +60,59 @@ fn transparent_pages_are_asked_for_in_a_restored_vm_too() {
         let (_, told) = clone.ask("GET", "/machine-config", "");
         assert_eq!(told.contains(r#""huge_pages":"Transparent""#), is_asked_for, "{told}");
     }
+}
+
+/// Checks the kind of pages that both faces tell.
+fn has_pages(guest: &Guest, firecrackers: &str, own: Option<&str>) {
+    let field = |path: &str, at: &str| {
+        let (status, told) = guest.ask("GET", path, "");
+        assert_eq!(status, 200, "{told}");
+        serde_json::from_str::<Value>(&told).unwrap().pointer(at).cloned()
+    };
+    assert_eq!(field("/machine-config", "/huge_pages"), Some(json!(firecrackers)));
+    assert_eq!(field("/vm/config", "/machine-config/huge_pages"), Some(json!(firecrackers)));
+    assert_eq!(field("/v1/vm", "/config/huge_pages"), own.map(Value::from));
+}
+
+#[test]
+fn load_from_a_file_with_other_pages_keeps_them() {
+    needs!(kvm);
+    let mut guest = Boot::small("count mib=4").start();
+    guest.wait_for("count");
+    let pair = Pair::fresh(guest.scratch());
+    pair.take(&guest, "Full");
+    let load = |pair: &Pair, kind: Option<&str>| {
+        let waiting = Guest::waiting();
+        let backend = json!({"backend_type": "File", "backend_path": pair.memory});
+        let body = json!({"snapshot_path": pair.state, "mem_backend": backend, "huge_pages": kind,
+                          "resume_vm": true});
+        let (status, answer) = waiting.ask("PUT", "/snapshot/load", &body.to_string());
+        (waiting, status, answer)
+    };
+    let loaded = |pair: &Pair, kind| {
+        let (mut clone, status, answer) = load(pair, kind);
+        assert_eq!((status, &*answer), (204, ""));
+        goes_on(&mut clone, 4);
+        clone
+    };
+    has_pages(&loaded(&pair, None), "None", None);
+    let transparent = loaded(&pair, Some("Transparent"));
+    has_pages(&transparent, "Transparent", Some("transparent"));
+    assert!(has_advice(&transparent));
+    // A snapshot of it has its kind, not that of the first one.
+    let later = Pair::fresh(&pair.scratch);
+    later.take(&transparent, "Full");
+    has_pages(&loaded(&later, None), "Transparent", Some("transparent"));
+    let small = loaded(&later, Some("None"));
+    has_pages(&small, "None", None);
+    assert!(!has_advice(&small));
+
+    let (waiting, status, answer) = load(&pair, Some("2M"));
+    let words = "huge_pages: Cannot restore hugetlbfs backed snapshot by mapping the memory file. Please use";
+    assert!(status == 400 && answer.contains(words), "{status} {answer}");
+    let own = json!({"snapshot": {"path": pair.state, "memory_path": pair.memory, "huge_pages": "2M"}});
+    let (status, answer) = waiting.ask("PUT", "/v1/vm", &own.to_string());
+    assert!(status == 400 && answer.contains("huge_pages: 2M needs a memory handler"), "{status} {answer}");
 }
 
 #[test]
@@ -148,6 +203,12 @@ fn handler_fills_huge_pages_as_a_whole() {
     let body = json!({"snapshot_path": pair.state, "mem_file_path": pair.memory}).to_string();
     let (status, answer) = waiting.ask("PUT", "/snapshot/load", &body);
     assert!(status == 400 && answer.contains("Cannot restore hugetlbfs backed snapshot"), "{answer}");
+    let small = json!({"snapshot_path": pair.state, "mem_file_path": pair.memory, "huge_pages": "None",
+                       "resume_vm": true});
+    let mut waiting = Guest::waiting();
+    assert_eq!(waiting.ask("PUT", "/snapshot/load", &small.to_string()), (204, String::new()));
+    goes_on(&mut waiting, 8);
+    has_pages(&waiting, "None", None);
 
     let handler = MemoryHandler::serving(&pair.memory, &pair.scratch);
     let mut clone = handler.restore(&pair.state, &json!({"track_dirty_pages": true}));
@@ -168,6 +229,32 @@ fn handler_fills_huge_pages_as_a_whole() {
     assert_eq!(status, 200, "{answer}");
     assert!(memory_of(&clone.snapshot()) == whole.bytes());
     goes_on(&mut full.restore(), 8);
+}
+
+#[test]
+fn handler_fills_the_pages_that_a_load_asks_for() {
+    needs!(kvm, huge_pages, page_faults);
+    let mut guest = Boot::small("count mib=8").start();
+    guest.wait_for("count");
+    let small = Pair::fresh(guest.scratch());
+    small.take(&guest, "Full");
+    drop(guest);
+    let serve = |pair: &Pair, kind: Option<&str>, page_size: u64| {
+        let handler = MemoryHandler::serving(&pair.memory, &pair.scratch);
+        let mut clone = handler.restore(&pair.state, &json!({"huge_pages": kind}));
+        goes_on(&mut clone, 8);
+        assert_eq!(handler.mappings()[0]["page_size"], json!(page_size));
+        assert_eq!(huge_kib(&clone) > 0, page_size > 4096);
+        (clone, handler)
+    };
+    let (clone, _handler) = serve(&small, Some("2M"), 2 << 20);
+    has_pages(&clone, "2M", Some("2M"));
+    let huge = Pair::fresh(&small.scratch);
+    huge.take(&clone, "Full");
+    drop(clone);
+    has_pages(&serve(&huge, None, 2 << 20).0, "2M", Some("2M"));
+    has_pages(&serve(&huge, Some("None"), 4096).0, "None", None);
+    has_pages(&serve(&small, Some("Transparent"), 4096).0, "Transparent", Some("transparent"));
 }
 
 #[test]

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Invalid};
+
 /// MiB of a huge page.
 pub(super) const HUGE_MIB: u64 = 2;
 
@@ -33,6 +35,28 @@ impl HugePages {
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::None
+    }
+
+    /// Returns the kind of a restored VM with `memory_mib` MiB, whose snapshot has this kind. `asked`
+    /// overrides it. Memory that is mapped from a file has the file's pages, which are small.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: the memory cannot have what is asked for.
+    pub(crate) fn restored(
+        self,
+        asked: Option<Self>,
+        memory_mib: u64,
+        is_mapped: bool,
+    ) -> crate::error::Result<Self> {
+        match asked {
+            Some(Self::Hugetlb) if is_mapped => Err(Error::config("huge_pages", Invalid::HugePagesOfFile)),
+            Some(Self::Transparent | Self::Hugetlb) if !memory_mib.is_multiple_of(HUGE_MIB) => {
+                Err(Error::config("huge_pages", Invalid::HugePagesOfOddMemory { mib: memory_mib }))
+            }
+            Some(kind) => Ok(kind),
+            None if is_mapped && self == Self::Hugetlb => Ok(Self::None),
+            None => Ok(self),
+        }
     }
 }
 
@@ -64,5 +88,28 @@ mod tests {
             assert_eq!(serde_json::to_string(&kind).unwrap(), format!("\"{name}\""));
         }
         assert!("2m".parse::<HugePages>().unwrap_err().contains("none, transparent, 2M"));
+    }
+
+    #[test]
+    fn restore_keeps_the_snapshots_kind_unless_another_fits() {
+        let [small, transparent, huge] = HugePages::ALL;
+        for kind in HugePages::ALL {
+            assert_eq!(kind.restored(None, 64, false).unwrap(), kind);
+            for asked in HugePages::ALL {
+                assert_eq!(kind.restored(Some(asked), 64, false).unwrap(), asked);
+            }
+            for asked in [small, transparent] {
+                assert_eq!(kind.restored(Some(asked), 64, true).unwrap(), asked);
+            }
+            let error = kind.restored(Some(huge), 64, true).unwrap_err().to_string();
+            assert!(error.starts_with("huge_pages: ") && error.contains("name a handler"), "{error}");
+            for asked in [transparent, huge] {
+                let error = kind.restored(Some(asked), 63, false).unwrap_err().to_string();
+                assert!(error.starts_with("huge_pages: the guest has 63 MiB"), "{error}");
+            }
+            assert_eq!(kind.restored(Some(small), 63, false).unwrap(), small);
+        }
+        let mapped = HugePages::ALL.map(|kind| kind.restored(None, 64, true).unwrap());
+        assert_eq!(mapped, [small, transparent, small]);
     }
 }

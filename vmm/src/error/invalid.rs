@@ -35,6 +35,21 @@ pub enum Invalid {
         /// MiB asked for.
         mib: u64,
     },
+    /// Huge pages of the host's pool for memory that is mapped from a file.
+    #[error(
+        "2M needs a memory handler (Uffd), because memory from a file is mapped in the file's small pages; \
+         name a handler, or give another kind"
+    )]
+    HugePagesOfFile,
+    /// Huge pages for a restored guest whose memory they cannot make up.
+    #[error(
+        "the guest has {mib} MiB, which is not a multiple of 2 MiB, the size of a huge page; leave this out, \
+         or ask for small pages"
+    )]
+    HugePagesOfOddMemory {
+        /// MiB of the guest.
+        mib: u64,
+    },
     /// Devices on the kernel command line of a machine with split interrupt controllers.
     #[error(
         "split does not work with devices on the kernel command line: kernels without ACPI need a PIT, and \

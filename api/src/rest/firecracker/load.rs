@@ -1,6 +1,6 @@
 //! Firecracker's request to load a snapshot, in volt-vmm's own terms.
 
-use volt_vmm::ChangedImages;
+use volt_vmm::{ChangedImages, HugePages};
 
 use super::names::snapshot::{GivenMemory, LoadSnapshot, merge_overrides};
 use crate::process::jail;
@@ -33,6 +33,7 @@ impl TryFrom<LoadSnapshot> for SnapshotToRestore {
             unpack: request.unpack,
             pager: request.pager,
             isolate_base: request.isolate_base,
+            huge_pages: request.huge_pages.map(HugePages::from),
             record: request.record,
             prefetch: request.prefetch,
             // Firecracker checks no disk, and its clients expect no refusal.
@@ -63,5 +64,17 @@ mod tests {
         for field in [r#""clock_realtime":true"#, r#""clock":"realtime""#] {
             assert_eq!(read(&format!(",{field}")).clock, ClockMode::Realtime);
         }
+    }
+
+    #[test]
+    fn huge_pages_by_firecrackers_names_replace_the_snapshots() {
+        let kinds = [HugePages::None, HugePages::Transparent, HugePages::Hugetlb];
+        for (name, kind) in ["None", "Transparent", "2M"].into_iter().zip(kinds) {
+            assert_eq!(read(&format!(r#","huge_pages":"{name}""#)).huge_pages, Some(kind));
+        }
+        assert_eq!([read("").huge_pages, read(r#","huge_pages":null"#).huge_pages], [None; 2]);
+        let unknown = r#"{"snapshot_path":"/s","huge_pages":"1G"}"#;
+        let error = serde_json::from_str::<LoadSnapshot>(unknown).unwrap_err().to_string();
+        assert!(error.contains("unknown variant `1G`"), "{error}");
     }
 }

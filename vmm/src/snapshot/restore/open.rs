@@ -319,6 +319,8 @@ impl Snapshot {
         let ahead = self.ahead(&options)?;
         let notes = options.record.map(|marker| TouchLog::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
+        let is_mapped = matches!(self.memory, MemorySource::File(_));
+        config.huge_pages = config.huge_pages.restored(options.huge_pages, config.memory_mib, is_mapped)?;
         let grants = Grants::of_paths(&self.origin, self.location.path(), &options.allowed);
         Grants { taps: options.allow_taps, ..grants }
             .check_devices(&mut config.devices, &options.overrides)?;
@@ -335,13 +337,9 @@ impl Snapshot {
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
         let vm_memory::VmMemory { backing, lazy, over, files } =
-            self.memory_of_vm(&options, unpack, notes.as_ref())?;
+            self.memory_of_vm(&options, config.huge_pages, unpack, notes.as_ref())?;
         let mut layers =
             layers::create_restore_layers(&self.layers, &mut config.devices, &placed, &options.progress)?;
-        if config.huge_pages == HugePages::Hugetlb && matches!(self.memory, MemorySource::File(_)) {
-            // Clones share the file's pages, which are small.
-            config.huge_pages = HugePages::None;
-        }
         let shape = VmShape { logs_writes: options.rewindable, ..VmShape::of(&config) };
         let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
         let (pooled, _refill) = pooled.unzip();

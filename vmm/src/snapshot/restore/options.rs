@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::{ClockMode, Overrides};
+use crate::config::{ClockMode, HugePages, Overrides};
 use crate::console::Console;
 use crate::machine::pool::Pool;
 use crate::metadata::MetadataStore;
@@ -51,6 +51,9 @@ pub struct RestoreOptions {
     /// says, but not by a pager. The copy takes as much memory as the snapshot has data. Disks are shared as
     /// before, and so is the memory with the VM's own forks.
     pub isolate_base: bool,
+    /// The kind of pages under guest memory, in place of the snapshot's. [`HugePages::Hugetlb`] needs a
+    /// memory handler.
+    pub huge_pages: Option<HugePages>,
     /// Whether the working set that an earlier restore recorded, if any, is read ahead in the background.
     pub prefetch: bool,
     /// Records the pages that the guest touches, in order, until this event, and keeps them beside the
@@ -80,6 +83,7 @@ impl Default for RestoreOptions {
             metadata: None,
             unpack: Unpack::default(),
             isolate_base: false,
+            huge_pages: None,
             prefetch: true,
             record: None,
             progress: Progress::default(),
@@ -128,6 +132,12 @@ impl RestoreOptions {
     #[must_use]
     pub fn isolate_base(self, isolate_base: bool) -> Self {
         Self { isolate_base, ..self }
+    }
+
+    /// Puts another kind of pages under guest memory than the snapshot's.
+    #[must_use]
+    pub fn huge_pages(self, kind: impl Into<Option<HugePages>>) -> Self {
+        Self { huge_pages: kind.into(), ..self }
     }
 
     /// Records the pages that the guest touches until the event.

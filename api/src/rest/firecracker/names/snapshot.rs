@@ -11,6 +11,7 @@ use volt_vmm::{ClockMode, Compression, Packing, RecordUntil, SnapshotKind, Snaps
 
 use crate::process::shared_pager::SharedPager;
 use crate::rest::error::Fault;
+use crate::rest::firecracker::names::machine::PageKind;
 
 /// `PUT /snapshot/create`
 #[derive(Debug, Serialize, Deserialize)]
@@ -84,6 +85,8 @@ pub(crate) struct LoadSnapshot {
     pub(crate) network_overrides: Vec<NetworkOverride>,
     #[serde(default)]
     pub(crate) vsock_override: Option<VsockSocket>,
+    /// The kind of pages under guest memory, in place of the snapshot's.
+    pub(crate) huge_pages: Option<PageKind>,
     /// Makes the guest's clocks jump by the time since the snapshot.
     #[serde(default)]
     clock_realtime: bool,

@@ -41,17 +41,18 @@ impl Snapshot {
         }
     }
 
-    /// The memory for a VM.
+    /// The memory for a VM, in pages of this kind.
     pub(super) fn memory_of_vm(
         &self,
         options: &RestoreOptions,
+        kind: HugePages,
         unpack: &Unpack,
         notes: Option<&Arc<TouchLog>>,
     ) -> Result<VmMemory> {
         let memory = match &self.memory {
             MemorySource::File(memory) => memory,
             MemorySource::Handler(handler) => {
-                let page_size = match self.config.huge_pages {
+                let page_size = match kind {
                     HugePages::Hugetlb => PageSize::Huge,
                     HugePages::None | HugePages::Transparent => PageSize::Small,
                 };
