@@ -410,6 +410,8 @@ void guest_main(struct start_info *info)
     } else if (behaviour("booted")) {
         *(volatile unsigned char *)0xc0000000UL = 123;
         print("booted\n");
+        if (option("echo=", 0))
+            echo();
         power_off();
     } else if (behaviour("reboot")) {
         print("rebooting\n");

@@ -29,6 +29,8 @@ const NOBODY: u32 = 65534;
 pub enum Namespace {
     /// A file system of this many KiB at this directory.
     SmallDisk(CString, CString),
+    /// The first directory is in place of the second.
+    Replaced(CString, CString),
     /// `/dev` is empty.
     WithoutKvm,
     /// Only root can open `/dev/kvm`, and the child is not root.
@@ -48,6 +50,16 @@ impl Namespace {
     pub fn small_disk(directory: &Path, kib: u32) -> Self {
         let path = CString::new(directory.as_os_str().as_bytes()).expect("a path");
         Self::SmallDisk(path, CString::new(format!("size={kib}k")).expect("an option"))
+    }
+
+    /// Puts `directory` in place of `place`.
+    ///
+    /// # Panics
+    /// A path has a NUL in it.
+    #[must_use]
+    pub fn replaced(place: &Path, directory: &Path) -> Self {
+        let path = |path: &Path| CString::new(path.as_os_str().as_bytes()).expect("a path");
+        Self::Replaced(path(directory), path(place))
     }
 
     /// Runs a command in the namespace.
@@ -70,6 +82,7 @@ impl Namespace {
         match self {
             Self::Network(_) | Self::Same => Ok(()),
             Self::SmallDisk(directory, size) => tmpfs(directory, size),
+            Self::Replaced(directory, place) => mount_bind(directory.as_c_str(), place.as_c_str()),
             Self::WithoutKvm => tmpfs(c"/dev", c""),
             Self::KvmOfAnother => {
                 tmpfs(c"/dev", c"mode=755")?;

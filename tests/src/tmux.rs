@@ -70,11 +70,15 @@ impl Tmux {
         self.control(&["resize-window", "-x", &columns.to_string(), "-y", &lines.to_string()]);
     }
 
+    /// Returns what the terminal shows.
+    #[must_use]
+    pub fn screen(&self) -> String {
+        self.control(&["capture-pane", "-p", "-J"])
+    }
+
     /// Waits until the terminal shows `text`.
     pub fn wait_for(&self, text: &str) {
-        wait_until(&format!("the terminal shows {text:?}"), || {
-            self.control(&["capture-pane", "-p", "-J"]).contains(text)
-        });
+        wait_until(&format!("the terminal shows {text:?}"), || self.screen().contains(text));
     }
 
     /// Returns all modes of the terminal, as stty prints them.

@@ -1,13 +1,15 @@
 //! The log of a process: its receiver, layout and level by the command line.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
 use serde_json::{Value, json};
 use volt_tests::names::small;
 use volt_tests::rest::ask;
-use volt_tests::{Boot, Child, Names, Outcome, Scratch, needs};
+use volt_tests::{Boot, Child, Names, Namespace, Outcome, Scratch, needs, patience};
 
 /// Boots a guest whose snapshot logs its pause at the level info. Returns volt-vmm's messages.
 fn snapshots_with(options: &[&str]) -> String {
@@ -101,6 +103,43 @@ fn log_of_restored_vms_and_of_vms_with_names_has_their_names() {
         assert!(read(&log).lines().any(|line| line.contains(&said)), "{}", read(&log));
         assert_eq!(names.ok(&format!("logs --messages {name}")), "", "nothing is logged elsewhere");
     }
+}
+
+/// Returns the fields of a journal's record whose values have one line each.
+fn fields(record: &[u8]) -> BTreeMap<String, String> {
+    let text = str::from_utf8(record).unwrap();
+    let field = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    text.lines().map(|line| field(line).unwrap_or_else(|| panic!("{text}"))).collect()
+}
+
+#[test]
+fn record_reaches_the_journal_with_the_name_of_its_vm() {
+    needs!(kvm, root);
+    let names = Names::new();
+    let host = names.scratch().path("host");
+    fs::create_dir_all(host.join("systemd/journal")).unwrap();
+    let journal = UnixDatagram::bind(host.join("systemd/journal/socket")).unwrap();
+    journal.set_read_timeout(Some(patience())).unwrap();
+    let mut words = small("echo");
+    words.extend(["-d", "--name", "web", "--log", "journald", "--log-level", "info"].map(Into::into));
+    let mut command = names.command(words);
+    Namespace::replaced(Path::new("/run"), &host).apply(&mut command);
+    Outcome::of_command(&mut command).succeeded();
+    take_by(
+        |method, path, body| ask(&names.of("web").join("api.sock"), method, path, body),
+        &names.scratch().fresh("snapshot"),
+    );
+    let mut bytes = [0; 4096];
+    let record = loop {
+        let len = journal.recv(&mut bytes).expect("a record of the snapshot");
+        let record = fields(&bytes[..len]);
+        if record["MESSAGE"].contains("paused the guest") {
+            break record;
+        }
+    };
+    let of = |name: &str| record.get(name).map(String::as_str);
+    assert_eq!(["PRIORITY", "SYSLOG_IDENTIFIER", "VOLT_VM"].map(of), ["6", "volt-vmm", "web"].map(Some));
+    assert!(record["TARGET"].starts_with("volt_"), "{record:?}");
 }
 
 #[test]

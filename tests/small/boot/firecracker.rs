@@ -1,13 +1,15 @@
 //! Firecracker's command line: its configuration file boots a guest, whose reboot is a success.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::json;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use serde_json::{Value, json};
 use volt_tests::program::binary;
-use volt_tests::{Guest, Outcome, Scratch, needs, output, small_guest};
+use volt_tests::{Guest, Outcome, Scratch, needs, output, small_guest, wait_until};
 
 /// Writes a configuration of Firecracker's form whose guest behaves so.
 fn configuration(scratch: &Scratch, behaviour: &str) -> PathBuf {
@@ -89,6 +91,62 @@ fn options_of_the_log_choose_its_lines_and_their_layout() {
     assert!(source.ends_with(".rs") && line.parse::<u32>().is_ok(), "{both}");
     for silent in [["--level", "Warning"], ["--module", "volt_api::none"]] {
         assert!(!lines(&silent).contains("Guest-boot-time"), "{silent:?}");
+    }
+}
+
+/// Boots a guest that reports its boot and lives on, by requests to a process with these options.
+fn booted_by_requests(options: &[&str]) -> Guest {
+    let mut guest = Guest::of_firecracker(options);
+    for (path, body) in [
+        ("/boot-source", json!({"kernel_image_path": small_guest(), "boot_args": "booted echo=1"})),
+        ("/machine-config", json!({"vcpu_count": 1, "mem_size_mib": 64})),
+        ("/actions", json!({"action_type": "InstanceStart"})),
+    ] {
+        assert_eq!(guest.ask("PUT", path, &body.to_string()), (204, String::new()), "{path}");
+    }
+    guest.wait_for("ready\n");
+    guest
+}
+
+/// Appends all that a file or FIFO has, which is open without waiting.
+fn drain(file: &mut fs::File, into: &mut Vec<u8>) {
+    // An empty FIFO is an error, after all that it had.
+    let _ = file.read_to_end(into);
+}
+
+#[test]
+fn options_of_log_metrics_and_boot_timer_count_for_a_guest_that_requests_boot() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    for (level, is_fifo) in [("Info", false), ("Info", true), ("Warning", false)] {
+        let [log, metrics] = ["log", "metrics"].map(|name| scratch.fresh(name));
+        let kind = if is_fifo { FileType::Fifo } else { FileType::RegularFile };
+        mknodat(CWD, &log, kind, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let mut reader = fs::File::from(rustix::fs::open(&log, flags, Mode::empty()).unwrap());
+        let paths = ["--log-path", log.to_str().unwrap(), "--metrics-path", metrics.to_str().unwrap()];
+        let layout = ["--id", "web", "--level", level, "--show-level", "--show-log-origin"];
+        let guest =
+            booted_by_requests(&[&paths[..], &layout, &["--module", "volt_vmm", "--boot-timer"]].concat());
+        // The guest reports its boot before it is ready.
+        let mut said = Vec::new();
+        drain(&mut reader, &mut said);
+        let said = String::from_utf8(said).unwrap();
+        let timed: Vec<_> = said.lines().filter(|line| line.contains("] Guest-boot-time = ")).collect();
+        match (level, &timed[..]) {
+            ("Info", [line]) => {
+                assert!(line.contains("[web:") && line.contains(":INFO:") && line.contains(".rs:"), "{line}");
+            }
+            ("Warning", []) => assert_eq!(said, ""),
+            _ => panic!("{level}, {is_fifo}: {said}"),
+        }
+        let lines = || fs::read_to_string(&metrics).unwrap_or_default();
+        wait_until("the start has a line", || lines().ends_with('\n'));
+        let of_start = lines();
+        let flush = json!({"action_type": "FlushMetrics"}).to_string();
+        assert_eq!(guest.ask("PUT", "/actions", &flush), (204, String::new()));
+        let flushed: Value = serde_json::from_str(&lines()[of_start.len()..]).unwrap();
+        assert!(flushed["utc_timestamp_ms"].as_u64() > Some(0), "{flushed}");
     }
 }
 

@@ -130,6 +130,28 @@ fn next_client_waits_until_the_terminal_of_a_killed_one_is_reset() {
     wait_until("the terminal is as before", || tmux.modes() == found);
 }
 
+#[test]
+fn stats_show_who_runs_until_control_c() {
+    needs!(kvm, tmux);
+    let names = Names::new();
+    names.boot("web", "echo");
+    let tmux = Tmux::start(names.scratch(), names.environment());
+    let found = tmux.modes();
+    tmux.run("volt-vmm stats");
+    tmux.wait_for("\nweb ");
+    tmux.wait_for("NAME ");
+    names.boot("later", "echo");
+    tmux.wait_for("\nlater ");
+    names.ok("stop -t 0 web");
+    wait_until("the table is without the VM that ended", || !tmux.screen().contains("\nweb "));
+    tmux.press("C-c");
+    wait_until("the command has ended", || tmux.children().is_empty());
+    assert_eq!(tmux.modes(), found);
+    tmux.run("echo back-$((1 + 1))");
+    tmux.wait_for("back-2");
+    assert_eq!(names.state("later").as_deref(), Some("running"));
+}
+
 /// Whether a process is a client, and not the shell before its exec.
 fn is_client(pid: u32) -> bool {
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"volt-vmm\0attach"))

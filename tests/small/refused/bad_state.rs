@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use serde_json::{Value, json};
 use volt_tests::damage::overwrite;
 use volt_tests::state_file::{HEAD, sealed_text};
 use volt_tests::{Boot, Guest, Snapshot, needs};
@@ -108,6 +109,39 @@ fn clocks_jump_only_from_a_snapshot_with_a_time_of_day() {
 }
 
 #[test]
+fn clocks_that_a_request_lets_jump_need_a_time_of_day_too() {
+    needs!(kvm);
+    let snapshot = snapshot();
+    snapshot.edit(|state| state["machine"]["clock"]["flags"] = 2.into());
+    let of_firecracker = |field: &str, value: Value| {
+        let body = json!({"snapshot_path": snapshot.directory(), "resume_vm": true, field: value});
+        ("/snapshot/load", body)
+    };
+    let own = |clock: &str| ("/v1/vm", json!({"snapshot": {"path": snapshot.directory(), "clock": clock}}));
+    let asked = |(path, body): (&str, Value)| {
+        let guest = Guest::waiting();
+        let (status, answer) = guest.ask("PUT", path, &body.to_string());
+        (guest, status, answer)
+    };
+    for request in [
+        of_firecracker("clock_realtime", true.into()),
+        of_firecracker("clock", "realtime".into()),
+        own("realtime"),
+    ] {
+        let (_guest, status, answer) = asked(request.clone());
+        assert!(
+            status == 400 && answer.contains("clock: realtime needs the time of day"),
+            "{request:?}: {answer}"
+        );
+    }
+    for request in [of_firecracker("clock_realtime", false.into()), own("continue")] {
+        let (mut guest, status, answer) = asked(request.clone());
+        assert_eq!((status, answer), (204, String::new()), "{request:?}");
+        guest.wait_for("count");
+    }
+}
+
+#[test]
 fn newer_version_is_named() {
     needs!(kvm);
     let snapshot = snapshot();
@@ -142,7 +176,7 @@ fn contradictory_state_is_refused() {
     let mut guest = Boot::small("count").irqchip("kernel").start();
     guest.wait_for("count");
     let whole = guest.snapshot();
-    let refused = |change: &dyn Fn(&mut serde_json::Value), words: &[&str]| {
+    let refused = |change: &dyn Fn(&mut Value), words: &[&str]| {
         let copy = whole.copy();
         copy.edit(change);
         copy.try_restore().refused(words);
@@ -188,7 +222,7 @@ fn cpu_feature_that_this_host_lacks_is_named() {
     let of_before = |state: &mut serde_json::Value| {
         drop(state["metadata"].as_object_mut().unwrap().remove("host_features"));
     };
-    let edits: [&dyn Fn(&mut serde_json::Value); 2] = [&of_another_host, &of_before];
+    let edits: [&dyn Fn(&mut Value); 2] = [&of_another_host, &of_before];
     for edit in edits {
         snapshot.edit(edit);
         snapshot.try_restore().refused(&[snapshot.directory().to_str().unwrap(), "lacks", "avx512er"]);

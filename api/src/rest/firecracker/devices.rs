@@ -274,11 +274,13 @@ mod tests {
         let root = r#"{"drive_id":"root","path_on_host":"/r","is_root_device":true}"#;
         assert_eq!(api.ask("PUT", "/network-interfaces/eth0", interface).0, 204);
         assert_eq!(api.ask("PUT", "/drives/root", root).0, 204);
-        assert_eq!(api.ask("PUT", "/entropy", "{}").0, 204);
+        let entropy = r#"{"rate_limiter":{"ops":{"size":5,"refill_time":100,"one_time_burst":7}}}"#;
+        assert_eq!(api.ask("PUT", "/entropy", entropy).0, 204);
         let found: Value = serde_json::from_str(&api.ask("GET", "/vm/config", "").1).unwrap();
         assert_eq!(found["network-interfaces"][0], serde_json::from_str::<Value>(interface).unwrap());
         assert_eq!(found["drives"][0]["is_root_device"], Value::Bool(true));
-        assert!(found["entropy"].is_object() && found.get("console").is_none(), "{found}");
+        assert_eq!(found["entropy"], serde_json::from_str::<Value>(entropy).unwrap());
+        assert!(found.get("console").is_none(), "{found}");
     }
 
     #[test]

@@ -276,6 +276,14 @@ impl Driver {
         self.until("the device wants to be reset", |driver| driver.needs_reset().then_some(()));
     }
 
+    /// Waits until a queue has counted so many waits for the guest or the host.
+    pub(crate) fn wait_stalls(&mut self, queue: &str, count: u64) {
+        self.until("the waits are counted", |driver| {
+            let metrics = driver.transport.view().metrics("test");
+            (metrics.queue(queue).expect("a queue of the device").stalls == count).then_some(())
+        });
+    }
+
     /// Waits until `look` returns a value.
     pub(crate) fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();

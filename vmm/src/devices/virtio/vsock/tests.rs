@@ -148,6 +148,17 @@ fn guest_gets_no_more_than_it_has_room_for() {
 }
 
 #[test]
+fn packet_that_waits_for_a_buffer_is_counted_as_one_wait() {
+    let mut guest = TestGuest::with_buffers(&[4096], 0);
+    guest.driver.wait_stalls("receive", 0);
+    let _host = guest.call("CONNECT 1\n");
+    guest.driver.wait_stalls("receive", 1);
+    guest.post(1);
+    guest.expect(op::REQUEST);
+    guest.driver.wait_stalls("receive", 1);
+}
+
+#[test]
 fn data_arrives_unchanged_however_it_is_split() {
     let mut guest = TestGuest::with_buffers(&[1, 42, 2, 7, 100], 8);
     let (mut host, ports) = guest.accept(1);

@@ -148,3 +148,16 @@ fn tail_of_a_partly_written_frame_follows_without_another_send() {
     assert!(frame_of_stream(&mut other) == frame(3, 60_000));
     assert_eq!(frame_of_stream(&mut other).len(), 60, "the introduction");
 }
+
+#[test]
+fn wait_of_a_frames_tail_for_room_is_counted() {
+    let (mut driver, mut other) = at_slow_passt();
+    assert_eq!(frame_of_stream(&mut other).len(), 60, "the introduction");
+    driver.wait_stalls("transmit", 0);
+    driver.ask(OUT, &[Part::Out(&with_header(&frame(0, 60_000)))]);
+    // The first turn after a pause begins with the tail.
+    driver.transport.halt();
+    driver.transport.resume().unwrap();
+    driver.wait_stalls("transmit", 1);
+    assert!(frame_of_stream(&mut other) == frame(0, 60_000));
+}

@@ -79,6 +79,7 @@ fn frames_wait_until_the_guest_has_buffers() {
     }
     driver.ask(OUT, &[Part::Out(&with_header(&frame(0, 60)))]);
     assert!(driver.poll(IN).is_none());
+    driver.wait_stalls("receive", 1);
     for number in 0..20 {
         post(&mut driver, 1, 200);
         assert_eq!(next_in(&mut driver), frame(number, 100 + number));
@@ -182,6 +183,7 @@ fn full_backend_loses_no_frames_over_a_snapshot() {
     for number in 0..60 {
         driver.send(OUT, &[Part::Out(&with_header(&frame(number, 20_000)))]);
     }
+    driver.wait_stalls("transmit", 1);
     driver.move_to(net(Wire(same)));
     for number in 0..60 {
         assert_eq!(next_on(&other), with_header(&frame(number, 20_000)));
