@@ -493,6 +493,9 @@ progressed() { progress=$SECONDS starved_then=$(starved "$qemu"); }
 qemu_options() {
     local append="console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0"
     append+=" cryptomgr.notests no_timer_check"
+    # On a busy host the watchdog of clock sources takes the TSC for unstable. KVM then gives the vCPUs of a
+    # VM different TSC offsets.
+    append+=" tsc=nowatchdog"
     options=(
         -M q35,accel=tcg "${clock[@]}" -cpu "$cpu" -smp 1 -m "$memory"
         -nodefaults -no-user-config -display none -no-reboot
