@@ -26,8 +26,8 @@ func (g *guest) shutDown(ctx context.Context) error {
 	return nil
 }
 
-// Boots Linux with a log in a FIFO, snapshots it and shuts it down. Then does the same with a VM that runs from
-// the snapshot.
+// Boots Linux with a log in a FIFO, snapshots it and shuts it down. Then shuts down a VM that runs from the
+// snapshot.
 func linux(ctx context.Context) error {
 	fifo := filepath.Join(os.Getenv("VOLT_BASE"), "linux.fifo")
 	logged := &console{}
