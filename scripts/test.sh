@@ -559,7 +559,9 @@ run_matching() {
         stage "volt-vmm" make_debug_program || give_up
         program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/debug/volt-vmm
         [ ! -e "$work/chosen-linux" ] || stage "guest kernel and init" make_guest || give_up
-        ! { [ -e "$work/chosen-clients" ] || grep -q go_sdk "$work"/chosen-*; } || stage "clients of Firecracker" make_clients || give_up
+        if [ -e "$work/chosen-clients" ] || grep -q go_sdk "$work"/chosen-*; then
+            stage "clients of Firecracker" make_clients || give_up
+        fi
         run_chosen
     fi
     summary

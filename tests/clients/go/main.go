@@ -2,10 +2,10 @@
 // tests/clients/main.rs starts it.
 //
 // An argument is the NUMA node whose processors and memory the jail gets, or -1. With a word of `acts` in its
-// place, the VM has no jail (snapshot.go, devices.go, linux.go). Environment: VOLT_VMM, VOLT_JAILER, VOLT_BASE
-// (directory of jails), VOLT_ID, VOLT_USER, VOLT_GROUP, VOLT_KERNEL, VOLT_BOOT_ARGS, VOLT_CGROUP_VERSION,
-// VOLT_SECCOMP (on or off), VOLT_DISK, to which the guest writes, VOLT_TAP, VOLT_INITRD, VOLT_BACKEND and
-// VOLT_BACKEND_PATH.
+// place, the VM has no jail (snapshot.go, devices.go, linux.go). Environment: VOLT_VMM, VOLT_JAILER,
+// VOLT_BASE (directory of jails), VOLT_ID, VOLT_USER, VOLT_GROUP, VOLT_KERNEL, VOLT_BOOT_ARGS,
+// VOLT_CGROUP_VERSION, VOLT_SECCOMP (on or off), VOLT_DISK, to which the guest writes, VOLT_TAP, VOLT_INITRD,
+// VOLT_BACKEND and VOLT_BACKEND_PATH.
 //
 // go.mod has the module's version 1.0.0. main.mod has its main branch, for `go build -modfile=main.mod -tags
 // sdk_main`.

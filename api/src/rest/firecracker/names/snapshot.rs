@@ -9,9 +9,9 @@ use volt_vmm::config::devices::NetBackend;
 use volt_vmm::config::overrides::NetOverride;
 use volt_vmm::{ClockMode, Compression, Packing, RecordUntil, SnapshotKind, SnapshotOptions};
 
+use super::machine::PageKind;
 use crate::process::shared_pager::SharedPager;
 use crate::rest::error::Fault;
-use crate::rest::firecracker::names::machine::PageKind;
 
 /// `PUT /snapshot/create`
 #[derive(Debug, Serialize, Deserialize)]
