@@ -63,8 +63,10 @@ impl Progress {
         decided.is_ok() || decided == Err(end)
     }
 
-    /// Begins an act that works through `total` bytes. The library's acts do this themselves.
+    /// Begins an act that works through `total` bytes, and that can be cancelled even if an earlier act with
+    /// this progress was committed. The library's acts do this themselves.
     pub fn begin(&self, total: u64) {
+        let _ = self.0.end.compare_exchange(Self::COMMITTED, Self::OPEN, Ordering::SeqCst, Ordering::SeqCst);
         self.0.done.store(0, Ordering::Relaxed);
         self.0.total.store(total, Ordering::Relaxed);
     }
@@ -133,5 +135,9 @@ mod tests {
         let progress = Progress::default();
         progress.commit().unwrap();
         assert!(!progress.cancel() && progress.check().is_ok() && progress.commit().is_ok());
+        progress.begin(8);
+        assert!(progress.cancel() && progress.commit().is_err(), "the next act can be cancelled again");
+        progress.begin(8);
+        assert!(progress.check().is_err(), "an act is cancelled before it begins");
     }
 }

@@ -41,10 +41,15 @@ pub(crate) fn with_bar<T>(
     let progress = &Progress::default();
     let cancel = || match progress.cancel() {
         true => Ok(()),
-        false => Err(Failure::Server("too late to cancel".to_owned())),
+        false => Err(Failure::Server(format!("cannot cancel {what}: it is about to succeed"))),
     };
     let look = || (progress.done(), progress.total());
-    watching(what, cancel, look, || step(progress).map_err(Failure::from))
+    watching(what, cancel, look, || {
+        let outcome = step(progress).map_err(Failure::from)?;
+        // A step that makes nothing does not commit itself.
+        progress.commit()?;
+        Ok(outcome)
+    })
 }
 
 /// As [`with_bar`], with progress from `look`. After a signal, calls `cancel` until it succeeds. Another

@@ -67,9 +67,10 @@ impl Operations {
         let mut all = self.lock();
         let is_taken = |id: &str| all.ongoing.iter().any(|other| other.id == id);
         // A client may have chosen a number.
-        let number = (all.next..).find(|number| !is_taken(&number.to_string())).unwrap_or(all.next);
+        let free = |number: u64| Some((number, number.to_string())).filter(|(_, id)| !is_taken(id));
+        let (number, next_id) = (all.next..).find_map(free).unwrap_or_default();
         let id = match id {
-            None => number.to_string(),
+            None => next_id,
             Some(id) if !is_valid(&id) => {
                 let problem = "operation: an id has 1 to 64 letters, digits, `_` and `-`";
                 return Err(Fault::refused(problem));

@@ -33,7 +33,7 @@ impl Interrupts {
         let is_first = self.by.is_none();
         if let Some(signal) = came.first() {
             if !is_first {
-                say_over_progress("volt-vmm: ended before its act was cancelled");
+                say_over_progress("volt-vmm: another signal ended this command before its act");
                 exit(128 + signal);
             }
             self.by = Some(*signal);

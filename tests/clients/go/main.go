@@ -26,7 +26,7 @@ import (
 )
 
 // Longest wait.
-const patience = 60 * time.Second
+const patience = 180 * time.Second
 
 var acts = map[string]func(context.Context) error{
 	"snapshot": snapshot, "take": takeSnapshot, "load": loadSnapshot, "handlers": customHandlers,

@@ -132,9 +132,11 @@ fn end_of_the_guest_is_told_with_its_cause() {
 }
 
 /// Boots a guest that has written 256 MiB.
-pub(super) fn boot_large(guest: &mut Guest) {
-    boot(guest, "count mib=256", 320);
+pub(super) fn booted_large() -> Guest {
+    let mut guest = Guest::waiting();
+    boot(&guest, "count mib=256", 320);
     while guest.next_number("count") < 256 * 4 {}
+    guest
 }
 
 /// Takes a snapshot that lasts for a while, and calls `meanwhile`. Returns the snapshot's answer.
@@ -162,8 +164,7 @@ pub(super) fn during_a_snapshot(guest: &Guest, meanwhile: impl FnOnce()) -> (u16
 #[test]
 fn snapshot_is_cancelled_by_a_request_and_leaves_nothing() {
     needs!(kvm);
-    let mut guest = Guest::waiting();
-    boot_large(&mut guest);
+    let mut guest = booted_large();
     let (status, answer) = during_a_snapshot(&guest, || {
         assert_eq!(asked(&guest, "DELETE", "/v1/vm/snapshots/current", &Value::Null).0, 202);
     });
@@ -174,8 +175,7 @@ fn snapshot_is_cancelled_by_a_request_and_leaves_nothing() {
 #[test]
 fn end_of_the_vm_waits_for_no_snapshot() {
     needs!(kvm);
-    let mut guest = Guest::waiting();
-    boot_large(&mut guest);
+    let mut guest = booted_large();
     // More snapshots than calls have room for.
     let (status, answer) = thread::scope(|scope| {
         for number in 0..5 {
@@ -210,8 +210,7 @@ fn guest_that_obeys_a_shutdown_powers_off() {
 fn shutdown_and_stop_wait_for_no_snapshot() {
     needs!(kvm);
     for by_command in [false, true] {
-        let mut guest = Guest::waiting();
-        boot_large(&mut guest);
+        let mut guest = booted_large();
         let (mut events, path) = (Events::follow(&guest), guest.scratch().fresh("slow"));
         let body = json!({"path": path, "compress": "zstd:22"}).to_string();
         let mut client = connect(guest.socket());

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use volt_tests::{Guest, Input, Names, needs, wait_until};
 
-use super::native::{asked, boot_large, during_a_snapshot};
+use super::native::{asked, booted_large, during_a_snapshot};
 
 const NOTHING: [OsString; 0] = [];
 
@@ -66,8 +66,7 @@ fn left_of(word: &str, path: &Path) -> Vec<OsString> {
 #[test]
 fn fork_that_waits_for_a_snapshot_is_cancelled_by_its_own_id() {
     needs!(kvm);
-    let mut guest = Guest::waiting();
-    boot_large(&mut guest);
+    let mut guest = booted_large();
     let child = guest.scratch().fresh("child");
     let body = json!({"children": [{"api_socket": child}], "operation": "mine"});
     let answer = during_a_snapshot(&guest, || {
@@ -92,8 +91,7 @@ fn fork_that_waits_for_a_snapshot_is_cancelled_by_its_own_id() {
 #[test]
 fn cancelled_fork_leaves_none_of_its_children() {
     needs!(kvm);
-    let mut guest = Guest::waiting();
-    boot_large(&mut guest);
+    let mut guest = booted_large();
     let file = |number, kind| guest.scratch().path(&format!("kid-{number}.{kind}"));
     let child = |number| json!({"api_socket": file(number, "sock"), "serial": file(number, "out")});
     let body = json!({"children": (0..200).map(child).collect::<Vec<_>>(), "operation": "many"});
@@ -111,8 +109,7 @@ fn cancelled_fork_leaves_none_of_its_children() {
 #[test]
 fn signal_to_the_command_cancels_its_snapshot() {
     needs!(kvm);
-    let mut guest = Guest::waiting();
-    boot_large(&mut guest);
+    let mut guest = booted_large();
     let (names, path) = (Names::new(), guest.scratch().fresh("slow"));
     let words = ["snapshot", "create", "--compress", "zstd:22"];
     let command = start(&names, &words, &[guest.socket(), &path]);
@@ -128,8 +125,7 @@ fn signal_to_the_command_cancels_its_snapshot() {
 #[test]
 fn signal_to_the_command_cancels_its_fork_and_frees_the_names() {
     needs!(kvm);
-    let mut guest = Guest::waiting();
-    boot_large(&mut guest);
+    let mut guest = booted_large();
     let names = Names::new();
     during_a_snapshot(&guest, || {
         let command = start(&names, &["fork", "--count", "2", "--name", "kid"], &[guest.socket()]);
@@ -145,8 +141,7 @@ fn signal_to_the_command_cancels_its_fork_and_frees_the_names() {
 #[test]
 fn signal_cancels_a_conversion() {
     needs!(kvm);
-    let mut guest = Guest::waiting();
-    boot_large(&mut guest);
+    let guest = booted_large();
     let from = guest.scratch().fresh("whole");
     guest.try_snapshot(&from).succeeded();
     let (names, to) = (Names::new(), from.with_file_name("packed"));

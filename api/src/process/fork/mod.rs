@@ -78,10 +78,10 @@ impl ForkSocket {
         self.0.write_all(&[&len.to_le_bytes(), &text[..]].concat())
     }
 
-    /// Waits up to `limit` for a message, or the end of the other side.
-    pub(crate) fn has_news(&self, limit: Duration) -> bool {
+    /// Returns whether a message, or the end of the other side, comes within `limit`.
+    pub(crate) fn is_readable_within(&self, limit: Duration) -> bool {
         let limit = Timespec::try_from(limit).ok();
-        // An error such as EINTR is no news.
+        // The caller asks again after an error such as EINTR.
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], limit.as_ref()).is_ok_and(|count| count > 0)
     }
 

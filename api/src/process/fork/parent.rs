@@ -215,7 +215,7 @@ impl Child {
     fn wait_until_ready(&mut self, progress: &Progress) -> Result<(), Failure> {
         loop {
             progress.check()?;
-            if self.socket.as_ref().is_none_or(|socket| socket.has_news(LOOK)) {
+            if self.socket.as_ref().is_none_or(|socket| socket.is_readable_within(LOOK)) {
                 return self.receive_ready();
             }
         }
@@ -327,6 +327,8 @@ mod tests {
         let ((mut child, far), progress) = (silent_child(), Progress::default());
         let waited = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| child.wait_until_ready(&progress));
+            // It waits by then.
+            std::thread::sleep(2 * LOOK);
             progress.cancel();
             waiting.join().unwrap()
         });

@@ -40,20 +40,20 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<OperationList>, 
     responses((status = 202, description = "it ends soon, and its client gets an error"), Refusals),
 )]
 pub(super) async fn cancel(State(api): State<Api>, Id(id): Id) -> StatusOnly {
+    let act = format!("cancel operation {id}");
     let none = || {
-        let problem = "there is none of this id; GET /v1/vm/operations lists them";
-        Fault::refused(format!("cannot cancel operation {id}: {problem}"))
+        Fault::refused(format!("cannot {act}: there is none of this id; GET /v1/vm/operations lists them"))
     };
-    cancelled(&api.operations.progress_of(&id).ok_or_else(none)?)
+    cancelled(&act, &api.operations.progress_of(&id).ok_or_else(none)?)
 }
 
-/// Cancels an act.
+/// Cancels what the progress is of. `act` says that in an error: `cancel operation 7`.
 ///
 /// # Errors
 /// It is too late.
-pub(super) fn cancelled(progress: &Progress) -> StatusOnly {
+pub(super) fn cancelled(act: &str, progress: &Progress) -> StatusOnly {
     match progress.cancel() {
         true => Ok(StatusCode::ACCEPTED),
-        false => Err(Fault::refused("cannot cancel: it is too late, because the act is about to succeed")),
+        false => Err(Fault::refused(format!("cannot {act}: it is about to succeed"))),
     }
 }

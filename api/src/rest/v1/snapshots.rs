@@ -148,8 +148,9 @@ pub(super) async fn progress(State(api): State<Api>) -> Result<Json<Ongoing>, Fa
     responses((status = 202, description = "it ends soon, with an error for its client"), Refusals),
 )]
 pub(super) async fn cancel(State(api): State<Api>) -> StatusOnly {
+    const ACT: &str = "cancel a snapshot";
     let progress = api.operations.current_of_kind(OperationOf::Snapshot);
-    cancelled(&progress.ok_or_else(|| none_is_taken("cancel a snapshot"))?)
+    cancelled(ACT, &progress.ok_or_else(|| none_is_taken(ACT))?)
 }
 
 /// A rewind.
