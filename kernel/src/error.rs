@@ -119,6 +119,18 @@ pub enum Error {
         /// Guest memory in all.
         memory: Size,
     },
+    /// A path leads out of the archive of files that are added to an initrd, or is no path.
+    #[error("cannot add {path:?} to the initrd: give a path of names, without a first slash")]
+    ArchivePath {
+        /// The path.
+        path: String,
+    },
+    /// An archive cannot have a file of 4 GiB.
+    #[error("cannot add {path} to the initrd: the file has 4 GiB or more")]
+    ArchiveFileTooLarge {
+        /// The path.
+        path: String,
+    },
     /// The command line is too long.
     #[error("kernel command line is {length} bytes long; the kernel takes at most {limit}")]
     CommandLineTooLong {

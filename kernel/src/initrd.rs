@@ -1,4 +1,6 @@
-//! The place of the initrd: the highest free address that the kernel accepts.
+//! The initrd: its place, the highest free address that the kernel accepts, and files that the host adds.
+
+pub mod archive;
 
 use std::ops::Range;
 

@@ -23,7 +23,7 @@ mod file;
 mod gdt;
 mod guest;
 mod image;
-mod initrd;
+pub mod initrd;
 pub mod layout;
 mod mp_table;
 mod paging;
