@@ -7,9 +7,11 @@ pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
 pub use crate::sandbox::this_thread::ThisThread;
 pub use crate::snapshot::opened::grant::key::digest;
 pub use crate::snapshot::opened::grant::key::{directory as key_directory, ensure as make_snapshot_key};
+pub use crate::snapshot::{STATE_FILE, WORKING_SET_FILE};
 pub use crate::sockets::{ListenOptions, peer_of};
 pub use crate::store::dir::random_hex;
 pub use crate::threads::spawn as spawn_thread;
+pub use volt_kernel::initrd::archive;
 
 /// Parts of strict confinement, for the jailer and benchmarks.
 pub mod isolation {
@@ -24,7 +26,7 @@ pub mod paths {
     pub use crate::paths::opener::wake as wake_opener;
     pub use crate::paths::process::Process;
     pub use crate::paths::program::{DESCRIPTOR, OWN_PROGRAM, Program, Stream};
-    pub use crate::paths::{absolute, listen, metadata_of_link, open, remove_file};
+    pub use crate::paths::{absolute, is_locked, listen, metadata_of_link, open, remove_file};
 }
 
 /// The programs that any VM may start.
@@ -36,6 +38,11 @@ pub mod programs {
 /// Resources of the host that two VMs cannot have at once.
 pub mod sharing {
     pub use crate::config::sharing::check;
+}
+
+/// Files with holes.
+pub mod sparse {
+    pub use crate::memory::files::sparse::each_with_data;
 }
 
 /// Packed memory.

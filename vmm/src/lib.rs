@@ -103,9 +103,9 @@ pub use progress::Progress;
 pub use run_control::{Ending, RunState};
 pub use snapshot::take::capture::CaptureStats;
 pub use snapshot::{
-    BaseSnapshot, ChangedImages, Compression, Handover, Metadata, Packing, RecordUntil, RecordingSummary,
-    RestoreOptions, RewindStats, Snapshot, SnapshotFiles, SnapshotKind, SnapshotOptions, Unpack, WorkingSet,
-    WorkingSetHits,
+    AtCapture, BaseSnapshot, ChangedImages, Compression, Handover, Metadata, Packing, RecordUntil,
+    RecordingSummary, RestoreOptions, RewindStats, Snapshot, SnapshotFiles, SnapshotKind, SnapshotOptions,
+    Unpack, WorkingSet, WorkingSetHits,
 };
 pub use store::Store;
 pub use timing::RestorePhases;

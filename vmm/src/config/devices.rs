@@ -12,6 +12,8 @@ use crate::metadata::MetadataStore;
 
 /// Most virtio devices of a VM: each has its own interrupt line.
 pub const MAX_DEVICES: usize = 16;
+/// Most parts of a disk: each takes descriptors of the host.
+pub const MAX_PARTS: usize = 1024;
 
 /// A VM's virtio devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +63,12 @@ pub struct DiskConfig {
     /// Its name.
     pub id: String,
     /// A raw image or a block device. With a layer it is the base, which is only read, so VMs can share it.
+    #[serde(default, skip_serializing_if = "FileRef::is_none")]
     pub path: FileRef,
+    /// In place of `path`: files and block devices that make up the image, one after another. They are only
+    /// read. Each has whole sectors of 512 bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<FileRef>,
     /// Refuses the guest's writes.
     #[serde(default)]
     pub read_only: bool,
@@ -89,7 +96,27 @@ pub struct DiskConfig {
 impl DiskConfig {
     /// Returns the files that the disk names.
     pub fn files_mut(&mut self) -> impl Iterator<Item = &mut FileRef> {
-        std::iter::once(&mut self.path).chain(&mut self.beneath).chain(&mut self.layer)
+        image_of(&mut self.path, &mut self.parts).chain(&mut self.beneath).chain(&mut self.layer)
+    }
+
+    /// Returns the files of the image: one, or its parts.
+    pub fn image(&self) -> impl Iterator<Item = &FileRef> {
+        Some(&self.path).filter(|path| !path.is_none()).into_iter().chain(&self.parts)
+    }
+
+    /// Returns the files of the image, mutably.
+    pub fn image_mut(&mut self) -> impl Iterator<Item = &mut FileRef> {
+        image_of(&mut self.path, &mut self.parts)
+    }
+
+    /// Returns the image's name for messages.
+    #[must_use]
+    pub fn image_name(&self) -> String {
+        match &self.parts[..] {
+            [] => self.path.to_string(),
+            [part] => part.to_string(),
+            [first, rest @ ..] => format!("{first} and the {} parts after it", rest.len()),
+        }
     }
 
     /// Whether the guest writes to the image itself, not to a layer over it.
@@ -102,13 +129,17 @@ impl DiskConfig {
     /// ([`DiskConfig::is_written_in_place`]).
     #[must_use]
     pub fn warning_of_a_snapshot_while_it_runs(&self) -> String {
-        let Self { id, path, .. } = self;
+        let Self { id, path, .. } = self; // parts are not written
         format!(
             "disk {id}: the running guest writes to {path} directly, and its first write makes this \
              snapshot unrestorable (a restore may not detect the write if {path} is a block device); pause \
              the VM and copy the image before the VM resumes, or give the disk a layer"
         )
     }
+}
+
+fn image_of<'a>(path: &'a mut FileRef, parts: &'a mut [FileRef]) -> impl Iterator<Item = &'a mut FileRef> {
+    Some(path).filter(|path| !path.is_none()).into_iter().chain(parts)
 }
 
 /// When written data reaches the disk.
@@ -155,6 +186,11 @@ pub struct NetConfig {
     /// Leaves checksums and segmentation to the host.
     #[serde(default = "yes")]
     pub offload: bool,
+    /// With passt, leads questions for names at the resolver of [`user_network`](super::user_network) to the
+    /// host's resolver. A guest must not combine it with DHCP: passt of before July 2024 then answers from
+    /// another address than the guest has asked. A tap ignores it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dns_forward: bool,
     /// Rate limit of packets to the guest.
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     pub receive_limit: RateLimit,
@@ -176,7 +212,7 @@ pub enum NetBackend {
     #[serde(rename = "tap", skip_deserializing, serialize_with = "as_descriptor")]
     TapDescriptor(#[cfg_attr(feature = "openapi", schema(value_type = String))] i32),
     /// A process of passt, which needs no privileges. The guest reaches all that this process reaches, except
-    /// 127.0.0.1.
+    /// 127.0.0.1. Its addresses are those of [`user_network`](super::user_network), also by DHCP.
     Passt {
         /// TCP ports of 127.0.0.1 that lead to ports of the guest: host port, guest port.
         #[serde(default)]
@@ -340,7 +376,18 @@ impl Devices {
 
 impl DiskConfig {
     fn validate(&self) -> std::result::Result<(), Invalid> {
-        let disk = || self.id.clone();
+        let (disk, given) = (|| self.id.clone(), self.parts.len());
+        match (self.path.is_none(), given > 0) {
+            (true, false) => return Err(Invalid::NoImage { disk: disk() }),
+            (false, true) => return Err(Invalid::PathAndParts { disk: disk() }),
+            (true, true) if given > MAX_PARTS => {
+                return Err(Invalid::PartCount { disk: disk(), given, most: MAX_PARTS });
+            }
+            (true, true) if self.is_written_in_place() => {
+                return Err(Invalid::WrittenParts { disk: disk() });
+            }
+            _ => {}
+        }
         match (&self.layer, &self.beneath, self.layer_size) {
             (None, Some(_), _) => Err(Invalid::BeneathWithoutLayer { disk: disk() }),
             (None, None, Some(_)) => Err(Invalid::SizeWithoutLayer { disk: disk() }),
@@ -383,4 +430,48 @@ fn check_ids<'a>(ids: impl Iterator<Item = &'a String>) -> std::result::Result<(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn refusal(disk: DiskConfig) -> String {
+        let devices = Devices { disks: vec![disk], ..Devices::default() };
+        devices.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn disk_has_one_file_or_parts_that_are_only_read() {
+        let parts =
+            |count: usize| DiskConfig::of_parts("root", (0..count).map(|n| PathBuf::from(format!("/{n}"))));
+        let valid =
+            |disk: DiskConfig| Devices { disks: vec![disk], ..Devices::default() }.validate().unwrap();
+        valid(parts(1).read_only());
+        valid(parts(MAX_PARTS).read_only());
+        valid(parts(2).layer("/layer"));
+        for (disk, why) in [
+            (parts(0).read_only(), "has no file; give it a path, or parts"),
+            (DiskConfig { path: "/a".into(), ..parts(1).read_only() }, "has a path and parts"),
+            (parts(2), "its parts are only read; make the disk read-only, or give it a layer"),
+            (parts(MAX_PARTS + 1).read_only(), "has 1025 parts; a disk has at most 1024"),
+        ] {
+            let error = refusal(disk);
+            assert!(error.starts_with("disks: root: ") && error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn disk_writes_the_one_of_path_and_parts_that_it_has() {
+        let written = |disk: &DiskConfig| serde_json::to_string(disk).unwrap();
+        let (one, parts) = (DiskConfig::new("a", "/a"), DiskConfig::of_parts("b", ["/a", "/b"]));
+        assert!(!written(&one).contains("parts"), "{}", written(&one));
+        assert!(written(&parts).contains(r#""parts":["/a","/b"]"#), "{}", written(&parts));
+        assert!(!written(&parts).contains("path"), "{}", written(&parts));
+        for disk in [one, parts] {
+            assert_eq!(serde_json::from_str::<DiskConfig>(&written(&disk)).unwrap(), disk);
+        }
+    }
 }

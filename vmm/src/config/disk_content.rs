@@ -16,13 +16,23 @@ pub struct DiskContent {
     /// read-only disk, and for a block device, which has no such time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified: Option<String>,
+    /// The content of each part of a disk with several; `bytes` is then their sum, and `digest` the
+    /// CRC-64/ECMA-182 of their digests.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Self>,
 }
 
 impl DiskContent {
-    /// Describes how `found`, the image now, differs. The time of a copy is not compared (`is_copy`).
+    /// Returns the content of each file.
+    #[must_use]
+    pub fn files(&self) -> &[Self] {
+        if self.parts.is_empty() { std::slice::from_ref(self) } else { &self.parts }
+    }
+
+    /// Describes how `found`, the file now, differs. The time of a copy is not compared (`is_copy`).
     #[must_use]
     pub fn difference(&self, found: &Self, is_copy: bool) -> Option<String> {
-        let Self { bytes, digest, modified } = self;
+        let Self { bytes, digest, modified, parts: _ } = self;
         if *bytes != found.bytes {
             return Some(format!("it has {} bytes now, and had {bytes} at the snapshot", found.bytes));
         }
@@ -47,7 +57,8 @@ mod tests {
 
     #[test]
     fn difference_names_what_changed_first() {
-        let then = DiskContent { bytes: 512, digest: "a".into(), modified: Some("1.5".into()) };
+        let then =
+            DiskContent { bytes: 512, digest: "a".into(), modified: Some("1.5".into()), parts: vec![] };
         let changed = |change: fn(&mut DiskContent)| {
             let mut now = then.clone();
             change(&mut now);

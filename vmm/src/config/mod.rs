@@ -24,6 +24,7 @@ pub mod devices;
 pub mod disk_content;
 pub mod huge_pages;
 pub mod irqchip;
+pub(crate) mod mac;
 pub mod metadata;
 pub mod network;
 pub mod overrides;
@@ -31,6 +32,8 @@ mod setters;
 pub(crate) mod sharing;
 pub mod size;
 pub mod socket_path;
+mod template;
+pub mod user_network;
 
 pub use clock_mode::ClockMode;
 pub use cpu::CpuTemplate;
@@ -245,6 +248,12 @@ impl FileRef {
         }
     }
 
+    /// Whether no file is named.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::Path(path) if path.as_os_str().is_empty())
+    }
+
     /// Closes the descriptor through which the file was checked.
     pub fn release(&mut self) {
         if let Self::Checked(CheckedFile { path, .. }) = self {
@@ -336,6 +345,13 @@ fn duplicate(fd: RawFd) -> std::io::Result<File> {
     // kernel answers EBADF. It cannot be -1, the one value that BorrowedFd excludes.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(File::from(borrowed.try_clone_to_owned()?))
+}
+
+/// No file.
+impl Default for FileRef {
+    fn default() -> Self {
+        Self::Path(PathBuf::new())
+    }
 }
 
 impl fmt::Display for FileRef {

@@ -2,10 +2,9 @@
 //! is checked by them before anything is made, and a device when it is opened.
 
 use super::devices::{NetBackend, NetConfig};
+use super::mac;
+pub use super::mac::Mac;
 use crate::error::Invalid;
-
-/// An Ethernet address.
-pub type Mac = [u8; 6];
 
 /// Smallest MTU that IPv4 allows.
 const MIN_MTU: u16 = 68;
@@ -33,8 +32,16 @@ impl NetConfig {
     ///
     /// # Errors
     /// The text is not an address, or not one that a single interface can have.
-    pub(crate) fn parsed_mac(&self) -> Result<Option<Mac>, Invalid> {
+    fn parsed_mac(&self) -> Result<Option<Mac>, Invalid> {
         self.mac.as_deref().map(parse_mac).transpose()
+    }
+
+    /// Returns the hardware address of a new VM's interface: the given one, or that made from the id.
+    ///
+    /// # Errors
+    /// The text is not an address, or not one that a single interface can have.
+    pub fn hardware_address(&self) -> Result<Mac, Invalid> {
+        Ok(self.parsed_mac()?.unwrap_or_else(|| mac::from_id(&self.id)))
     }
 }
 

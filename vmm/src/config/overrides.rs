@@ -34,6 +34,9 @@ pub struct DiskOverride {
     /// The image, or with a layer the base. Its content must be that at the time of the snapshot.
     #[serde(default)]
     pub path: Option<FileRef>,
+    /// The parts of the image, in place of `path`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<FileRef>,
     /// The file that takes this clone's writes.
     #[serde(default)]
     pub layer: Option<FileRef>,
@@ -51,7 +54,13 @@ pub struct DiskOverride {
 impl DiskOverride {
     /// Returns the files that the override names.
     pub fn files_mut(&mut self) -> impl Iterator<Item = &mut FileRef> {
-        self.path.iter_mut().chain(&mut self.layer)
+        self.path.iter_mut().chain(&mut self.parts).chain(&mut self.layer)
+    }
+
+    /// Whether it replaces the image.
+    #[must_use]
+    pub fn has_image(&self) -> bool {
+        self.path.is_some() || !self.parts.is_empty()
     }
 }
 
@@ -116,10 +125,12 @@ impl Overrides {
             let problem = "its tap was a descriptor of the process that ran the VM; give it another backend";
             return Err(Error::config("networks", format!("{}: {problem}", lost.id)));
         }
-        for DiskOverride { id, path, layer, layer_size, limit, changed: _ } in disks {
+        for DiskOverride { id, path, parts, layer, layer_size, limit, changed: _ } in disks {
             let disk = devices.disks.iter_mut().find(|disk| disk.id == id);
             let disk = disk.ok_or_else(|| unknown("disks", &id))?;
-            set(&mut disk.path, path);
+            if path.is_some() || !parts.is_empty() {
+                (disk.path, disk.parts) = (path.unwrap_or_default(), parts);
+            }
             disk.layer = layer.or(disk.layer.take());
             disk.layer_size = layer_size.or(disk.layer_size);
             change(&mut disk.limit, limit);
@@ -182,6 +193,22 @@ mod tests {
         assert_eq!(devices.disks[1].layer, None);
         assert_eq!(devices.vsock, Some(VsockConfig { cid: 4, socket: "/v".into() }));
         assert_eq!(devices.console, Some(ConsoleConfig { socket: "/d".into() }));
+    }
+
+    #[test]
+    fn path_and_parts_replace_each_other() {
+        let disks = r#"{"disks":[{"id":"a","path":"/a","read_only":true}]}"#;
+        let mut devices: Devices = serde_json::from_str(disks).unwrap();
+        let image = |devices: &Devices| devices.disks[0].image().map(ToString::to_string).collect::<Vec<_>>();
+        for (given, expected) in [
+            (r#""parts":["/b","/c"]"#, &["/b", "/c"][..]),
+            (r#""limit":{}"#, &["/b", "/c"]),
+            (r#""path":"/d""#, &["/d"]),
+        ] {
+            let overrides = format!(r#"{{"disks":[{{"id":"a",{given}}}]}}"#);
+            serde_json::from_str::<Overrides>(&overrides).unwrap().apply(&mut devices).unwrap();
+            assert_eq!(image(&devices), expected);
+        }
     }
 
     #[test]

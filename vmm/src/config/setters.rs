@@ -153,6 +153,7 @@ impl DiskConfig {
         Self {
             id: id.into(),
             path: path.into(),
+            parts: Vec::new(),
             read_only: false,
             cache: Cache::default(),
             engine: Engine::default(),
@@ -161,6 +162,13 @@ impl DiskConfig {
             layer_size: None,
             limit: RateLimit::default(),
         }
+    }
+
+    /// A disk of these files, one after another. It has to become read-only, or gets a layer.
+    #[must_use]
+    pub fn of_parts<T: Into<FileRef>>(id: impl Into<String>, parts: impl IntoIterator<Item = T>) -> Self {
+        let parts = parts.into_iter().map(Into::into).collect();
+        Self { parts, ..Self::new(id, FileRef::default()) }
     }
 
     /// Refuses the guest's writes.
@@ -223,6 +231,7 @@ impl NetConfig {
             mac: None,
             mtu: None,
             offload: true,
+            dns_forward: false,
             receive_limit: RateLimit::default(),
             transmit_limit: RateLimit::default(),
         }
@@ -246,6 +255,13 @@ impl NetConfig {
     #[must_use]
     pub fn offload(mut self, offload: bool) -> Self {
         self.offload = offload;
+        self
+    }
+
+    /// Whether passt leads the guest's questions for names to the host's resolver.
+    #[must_use]
+    pub fn dns_forward(mut self, dns_forward: bool) -> Self {
+        self.dns_forward = dns_forward;
         self
     }
 
@@ -389,6 +405,13 @@ impl DiskOverride {
     #[must_use]
     pub fn path(mut self, path: impl Into<FileRef>) -> Self {
         self.path = Some(path.into());
+        self
+    }
+
+    /// The parts of the image, in place of a path.
+    #[must_use]
+    pub fn parts<T: Into<FileRef>>(mut self, parts: impl IntoIterator<Item = T>) -> Self {
+        self.parts = parts.into_iter().map(Into::into).collect();
         self
     }
 

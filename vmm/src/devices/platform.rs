@@ -23,6 +23,7 @@ use super::starter_requests::{StarterRequests, VcpuView};
 use super::virtio::balloon::Balloon;
 use super::virtio::block::{Block, ClosedGates};
 use super::virtio::net::Net;
+use super::virtio::vsock::Vsock;
 use super::virtio_slots;
 use super::virtio_slots::{Handles, Slot};
 use super::work::DeviceWork;
@@ -260,6 +261,11 @@ impl Platform {
     /// Calls `act` when a vsock connection is established. Returns false if the VM has no vsock.
     pub(crate) fn at_connection(&self, act: impl FnOnce() + Send + 'static) -> bool {
         self.handles.vsock.as_ref().map(|vsock| lock(vsock).at_connection(act)).is_some()
+    }
+
+    /// The vsock device, if the VM has one.
+    pub(crate) fn vsock(&self) -> Option<&Arc<Mutex<Vsock>>> {
+        self.handles.vsock.as_ref()
     }
 
     /// Tells the driver of a virtio device that the device's configuration changed.

@@ -76,6 +76,34 @@ pub enum Invalid {
         /// The id.
         id: String,
     },
+    /// A disk without a file.
+    #[error("{disk}: has no file; give it a path, or parts")]
+    NoImage {
+        /// The disk.
+        disk: String,
+    },
+    /// A disk with two images.
+    #[error("{disk}: has a path and parts; give one of them")]
+    PathAndParts {
+        /// The disk.
+        disk: String,
+    },
+    /// More parts than a disk can have.
+    #[error("{disk}: has {given} parts; a disk has at most {most}")]
+    PartCount {
+        /// The disk.
+        disk: String,
+        /// The number.
+        given: usize,
+        /// The largest number.
+        most: usize,
+    },
+    /// A disk that would write to its parts.
+    #[error("{disk}: its parts are only read; make the disk read-only, or give it a layer")]
+    WrittenParts {
+        /// The disk.
+        disk: String,
+    },
     /// A layer between a disk's base and a layer that it lacks.
     #[error("{disk}: has a layer beneath but no layer above it; give the upper layer too")]
     BeneathWithoutLayer {

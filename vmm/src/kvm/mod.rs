@@ -24,6 +24,7 @@ pub mod host;
 pub mod irqchip;
 pub(crate) mod msi;
 pub mod msr;
+mod pre_fault;
 pub(crate) mod template;
 mod tsc;
 pub mod vcpu;

@@ -1,6 +1,7 @@
 //! One vCPU: its registers at boot, its state for a snapshot, and the call that runs it.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -16,6 +17,7 @@ use super::exit;
 use super::exit::VmExit;
 use super::msr;
 use super::msr::{Msr, MsrList};
+use super::pre_fault;
 use super::tsc;
 use super::tsc::{Counter, SavedTsc, VcpuTsc};
 use super::vm::VmHandle;
@@ -229,6 +231,14 @@ impl Vcpu {
             libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&self.fd), KVM_SET_SIGNAL_MASK, &raw const mask)
         };
         if result == 0 { Ok(()) } else { Err(kvm_error("KVM_SET_SIGNAL_MASK", kvm_ioctls::Error::last())) }
+    }
+
+    /// Maps guest physical addresses, in whole pages, before the guest touches them.
+    ///
+    /// # Errors
+    /// As [`super::pre_fault::pre_fault`].
+    pub(crate) fn pre_fault(&self, of: Range<u64>) -> io::Result<()> {
+        pre_fault::pre_fault(&self.fd, of)
     }
 
     /// Tells the guest's watchdogs that it was paused. Has no effect on a guest without kvmclock.

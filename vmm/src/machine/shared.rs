@@ -54,7 +54,7 @@ pub(crate) struct SharedMachine {
     /// Whether [`SharedMachine::wait_ending`] writes data to the files of disks.
     is_settling: AtomicBool,
     /// An eventfd that becomes readable when the guest ends, once one was asked for.
-    ended: Mutex<Option<OwnedFd>>,
+    ended: Mutex<Option<Arc<OwnedFd>>>,
     /// Disks, for [`SharedMachine::is_settling`], which must not lock the machine: a pause holds that lock
     /// while a vCPU waits for a disk.
     disks: Vec<Arc<Mutex<Block>>>,
@@ -270,11 +270,12 @@ impl SharedMachine {
             return ended.try_clone().map_err(failed);
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let ended = eventfd(0, flags).map_err(|errno| failed(errno.into()))?;
-        let written = ended.try_clone().map_err(failed)?;
+        let ended = Arc::new(eventfd(0, flags).map_err(|errno| failed(errno.into()))?);
+        // The thread of a vCPU, which ends the guest, may not close the last one.
+        let written = Arc::clone(&ended);
         self.control.at_end(move || {
             // The first write to an eventfd does not fail.
-            let _ = rustix::io::write(&written, &MOST.to_ne_bytes());
+            let _ = rustix::io::write(&*written, &MOST.to_ne_bytes());
         });
         let ended = own.insert(ended);
         ended.try_clone().map_err(failed)

@@ -1,5 +1,7 @@
 //! vCPU threads, and the loop that handles exits.
 
+use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -129,6 +131,14 @@ pub struct LentVcpu {
 }
 
 impl LentVcpu {
+    /// Maps guest physical addresses, in whole pages, before the guest runs.
+    ///
+    /// # Errors
+    /// The host's KVM cannot do that, or a page cannot be read.
+    pub fn pre_fault(&self, of: Range<u64>) -> io::Result<()> {
+        lock(&self.vcpu).pre_fault(of)
+    }
+
     /// Runs the vCPU on the calling thread until the guest has ended. Restores the thread's signal mask, even
     /// if a turn panics. The thread's confinement stays.
     pub fn run(self) {

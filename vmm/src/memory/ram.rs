@@ -415,6 +415,16 @@ impl GuestRam {
         })
     }
 
+    /// The guest physical addresses of a range of offsets, one range for each region that it meets.
+    pub fn guest_addresses(&self, of: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        self.regions.iter().filter_map(move |region| {
+            let start = of.start.max(region.offset);
+            let end = of.end.min(region.offset + region.len);
+            let at = |offset: u64| region.gpa + (offset - region.offset);
+            (start < end).then(|| at(start)..at(end))
+        })
+    }
+
     /// Address in this process of the byte at an offset.
     ///
     /// # Panics
@@ -446,6 +456,10 @@ mod tests {
         assert_eq!(ram.regions(), expected);
         assert!(ram.contains(0) && ram.contains((3 << 30) - 1) && ram.contains(4 << 30));
         assert!(!ram.contains(3 << 30) && !ram.contains((4 << 30) - 1) && !ram.contains(6 << 30));
+        let addresses = |range| ram.guest_addresses(&range).collect::<Vec<_>>();
+        assert_eq!(addresses(PAGE..2 * PAGE), vec![PAGE..2 * PAGE; 1]);
+        let over = (3 << 30) - PAGE..(3 << 30) + PAGE;
+        assert_eq!(addresses(over), [(3 << 30) - PAGE..3 << 30, 4 << 30..(4 << 30) + PAGE]);
     }
 
     #[test]

@@ -336,6 +336,12 @@ pub fn holder_of_lock(file: &File) -> Option<Holder> {
     if asks() { opener::holder_of_lock(file) } else { holders::of_lock(file) }
 }
 
+/// Tells whether a process has locked a file, as VMs lock their disks. One that does not exist is not locked.
+#[cfg(feature = "internal")]
+pub fn is_locked(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| holder_of_lock(&file).is_some())
+}
+
 /// The process that uses a tap, if it can be found.
 pub fn holder_of_tap(name: &str) -> Option<Holder> {
     if asks() { opener::holder_of_tap(name) } else { holders::of_tap(name) }

@@ -29,6 +29,8 @@ pub(crate) struct History {
     pub since_last: Option<PagesToCapture>,
     /// The snapshot that a rewind returns to.
     pub origin: Option<RestoredFrom>,
+    /// Whether the VM's origin is a template, to which no rewind returns.
+    pub is_of_template: bool,
 }
 
 /// A snapshot that a VM was restored from.
@@ -81,6 +83,22 @@ impl History {
             pages.add_all(&written);
         }
         done
+    }
+
+    /// Makes a full snapshot the only base of a later diff.
+    pub fn forget(&mut self) {
+        (self.lineage, self.since_last) = (None, None);
+    }
+
+    /// Records that a snapshot of `bytes` of memory was published. It becomes the base of diffs, unless it is
+    /// a template. Its pages have left the dirty log, so an earlier snapshot is no base then either.
+    pub fn published(&mut self, next: Lineage, bytes: u64, is_template: bool) {
+        if is_template {
+            self.forget();
+        } else {
+            self.lineage = Some(next);
+            self.taken(bytes);
+        }
     }
 
     /// Records that a snapshot of `bytes` of memory was taken.

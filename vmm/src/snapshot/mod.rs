@@ -23,7 +23,7 @@ pub use crate::snapshot::restore::open::Snapshot;
 pub use crate::snapshot::restore::options::RestoreOptions;
 pub use crate::snapshot::restore::record::{RecordUntil, RecordingSummary, WorkingSetHits};
 pub use crate::snapshot::restore::rewind::RewindStats;
-pub use crate::snapshot::take::writer::{SnapshotKind, SnapshotOptions};
+pub use crate::snapshot::take::writer::{AtCapture, SnapshotKind, SnapshotOptions};
 pub use crate::snapshot::transfer::handover::Handover;
 pub use crate::snapshot::transform::convert::convert;
 pub use crate::snapshot::transform::inspect::{

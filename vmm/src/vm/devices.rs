@@ -1,5 +1,8 @@
 //! Changing and querying the devices of a running VM.
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
 use crate::config::FileRef;
 use crate::config::devices::{DiskConfig, RateLimit};
 use crate::devices::virtio::balloon::Hinting;
@@ -7,10 +10,19 @@ use crate::devices::virtio::block::Replacement;
 use crate::devices::virtio_slots::disk_name;
 use crate::error::{Error, Result};
 use crate::machine::balloon::BalloonStatus;
+use crate::snapshot::take::files::refuse_layers;
 use crate::sync::lock;
 use crate::vm::Vm;
 
 impl Vm {
+    /// Checks that the disks allow a snapshot in two files, before a guest is made ready for one.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: a disk has a layer, which is a file of a snapshot's directory.
+    pub fn check_two_files(&self) -> Result<()> {
+        refuse_layers(&self.machine)
+    }
+
     /// State of the balloon.
     ///
     /// # Errors
@@ -63,6 +75,25 @@ impl Vm {
         self.machine.hinting()
     }
 
+    /// Connects to a vsock port of the guest, without the socket on the host. The first line to be read from
+    /// the stream tells the outcome, as for a host program that sent `CONNECT <port>`: `OK <port of the
+    /// host>\n`, or the end of the stream if nobody listens in the guest. A rewind ends the connection.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: the VM has no vsock device. Or the host has no descriptor left.
+    pub fn connect_vsock(&self, port: u32) -> Result<UnixStream> {
+        let failed = |source| Error::host("connect to the guest's vsock", source);
+        let (mut near, far) = UnixStream::pair().map_err(failed)?;
+        far.set_nonblocking(true).map_err(failed)?;
+        near.write_all(format!("CONNECT {port}\n").as_bytes()).map_err(failed)?;
+        self.machine.on_platform(|platform| {
+            let vsock =
+                platform.vsock().ok_or_else(|| Error::config("vsock", "this VM has no vsock device"))?;
+            lock(vsock).add_caller(far);
+            Ok(near)
+        })
+    }
+
     /// Tells the guest the present length of a disk's file.
     ///
     /// # Errors
@@ -95,7 +126,7 @@ impl Vm {
             self.set_disk_path(id, path);
             return Ok(());
         }
-        let config = DiskConfig { path: path.clone(), ..config };
+        let config = DiskConfig { path: path.clone(), parts: Vec::new(), ..config };
         let replacement = Replacement::open(&config, devices.allow_shared)?;
         self.machine.paused_for("replace the file of a disk", |machine| {
             let disk = machine.platform().disks().get(id).ok_or_else(|| unknown("disks", id))?;
@@ -109,16 +140,16 @@ impl Vm {
     /// Whether the file at `path` is that of a disk, which a file that was renamed to its path is not.
     fn has_disk_at(&self, id: &str, path: &FileRef) -> Result<bool> {
         let FileRef::Path(path) = path else { return Ok(false) };
-        let image = self
-            .machine
-            .on_platform(|platform| platform.disks().get(id).map_or(Ok(None), |disk| lock(disk).image()))?;
-        Ok(image.is_some_and(|image| image.is_at(path)))
+        let images = self.machine.on_platform(|platform| {
+            platform.disks().get(id).map_or_else(|| Ok(Vec::new()), |disk| lock(disk).images())
+        })?;
+        Ok(matches!(&images[..], [image] if image.is_at(path)))
     }
 
     fn set_disk_path(&self, id: &str, path: &FileRef) {
         self.machine.change_config(|devices| {
             let disks = devices.disks.iter_mut().filter(|disk| disk.id == id);
-            disks.for_each(|config| config.path = path.clone());
+            disks.for_each(|config| (config.path, config.parts) = (path.clone(), Vec::new()));
         });
     }
 

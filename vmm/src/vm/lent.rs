@@ -33,9 +33,10 @@ impl LentVm {
         &self.vm
     }
 
-    /// Runs the first vCPU on the calling thread until the guest ends. Meanwhile another thread reads ahead
-    /// what an earlier restore recorded, gives the guest 2 ms, takes read leases on the snapshot's files, and
-    /// calls `beside`. Returns its result once both have ended. A panic in `beside` goes on in the caller.
+    /// Runs the first vCPU on the calling thread until the guest ends. If the working set tells which pages
+    /// the guest will write, the calling thread maps the set before. Meanwhile another thread reads any other
+    /// set ahead, gives the guest 2 ms, takes read leases on the snapshot's files, and calls `beside`.
+    /// Returns its result once both have ended. A panic in `beside` goes on in the caller.
     ///
     /// `beside` owns the VM: the VM ends when the last [`Arc`] of it is dropped. [`Vm::wait_ending`] tells
     /// how the guest ended. If the process is confined ([`crate::sandbox::confine`]), the calling thread is a
@@ -45,7 +46,9 @@ impl LentVm {
     /// The host gives no thread; the guest has not run then.
     pub fn run<T: Send>(self, beside: impl FnOnce(Arc<Vm>) -> T + Send) -> Result<T> {
         let Self { vm, first_vcpu } = self;
-        let is_parked = Latch::default();
+        let pages = first_vcpu.as_ref().and_then(|_| vm.take_pages_to_map());
+        let is_mapped = pages.as_ref().map(|_| Latch::default());
+        let (mapped, is_parked) = (is_mapped.as_ref(), Latch::default());
         if first_vcpu.is_none() {
             sandbox::confine_this_thread(ThreadKind::Worker);
         }
@@ -57,6 +60,7 @@ impl LentVm {
                 let _outlives = Outlives { kept, until: wait };
                 let vm = vm;
                 vm.prefetch();
+                mapped.into_iter().for_each(Latch::wait);
                 thread::sleep(GUEST_FIRST);
                 sandbox::confine_this_thread(ThreadKind::Worker);
                 vm.hold_files();
@@ -64,6 +68,10 @@ impl LentVm {
             })?;
             let opened = OpensAtEnd(&is_parked);
             if let Some(vcpu) = first_vcpu {
+                if let Some(pages) = pages {
+                    let _opened = mapped.map(OpensAtEnd);
+                    pages.map(&vcpu);
+                }
                 vcpu.run();
             }
             drop(opened);

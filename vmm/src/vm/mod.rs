@@ -9,7 +9,7 @@ mod restore;
 pub(crate) mod working_set;
 
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
@@ -28,7 +28,7 @@ use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::progress::Progress;
 use crate::run_control::{Ending, RunState};
-use crate::snapshot::format::working_set::Plan;
+use crate::snapshot::format::working_set::{Plan, WorkingSetFile};
 use crate::snapshot::history::History;
 use crate::snapshot::restore::record::Recording;
 use crate::snapshot::restore::rewind;
@@ -71,6 +71,8 @@ pub struct Vm {
     phases: Option<RestorePhases>,
     /// Counts snapshots, from the first on.
     snapshots: OnceLock<Box<SnapshotCounters>>,
+    /// The place of the working set of a template that has none yet.
+    pub(crate) working_set: Option<Arc<WorkingSetFile>>,
     /// Dropped last, after the guest's end.
     pub(crate) recording: Option<Recording>,
 }
@@ -89,6 +91,7 @@ impl Vm {
             ahead: Mutex::new(PrefetchState::Nothing),
             phases: None,
             snapshots: OnceLock::new(),
+            working_set: None,
             recording: None,
         }
     }
@@ -169,7 +172,7 @@ impl Vm {
         options: &SnapshotOptions,
     ) -> Result<CaptureStats> {
         options.validate(self.config().memory_bytes())?;
-        self.warn_of_disks_that_go_on();
+        self.warn_of_disks_that_go_on(options);
         let mut history = lock(&self.history);
         let dir = NewDir::begin(&store.path_of(name)?)?;
         let (stats, next) =
@@ -177,9 +180,7 @@ impl Vm {
         options.progress.commit().and_then(|()| dir.publish())?;
         options.progress.finish();
         log_pauses(name, &stats);
-        // The snapshot becomes the base of diffs once it is published.
-        history.lineage = Some(next);
-        history.taken(self.config().memory_bytes());
+        history.published(next, self.config().memory_bytes(), options.is_template);
         Ok(stats)
     }
 
@@ -208,7 +209,7 @@ impl Vm {
         }
         options.validate(self.config().memory_bytes())?;
         take::files::refuse_layers(&self.machine)?;
-        self.warn_of_disks_that_go_on();
+        self.warn_of_disks_that_go_on(options);
         let mut history = lock(&self.history);
         let new = NewFiles::begin(&files.state, &files.memory)?;
         let is_recorded = self.recording.is_some();
@@ -221,8 +222,8 @@ impl Vm {
     }
 
     /// Warns of disks without a layer: a running guest goes on writing to them, and their snapshot does not.
-    fn warn_of_disks_that_go_on(&self) {
-        if self.state() == RunState::Running {
+    fn warn_of_disks_that_go_on(&self, options: &SnapshotOptions) {
+        if self.state() == RunState::Running && !options.is_template {
             for disk in self.config().devices.disks.iter().filter(|disk| disk.is_written_in_place()) {
                 log::warn!("{}", disk.warning_of_a_snapshot_while_it_runs());
             }

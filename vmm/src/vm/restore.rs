@@ -50,9 +50,10 @@ impl Snapshot {
 
     fn assemble(&self, options: RestoreOptions, first: FirstVcpu) -> Result<ProvisionalVm> {
         let resume = options.resume;
-        let Restored { machine, history, ahead, recording, layers, mut phases } =
+        let Restored { machine, history, ahead, recording, working_set, layers, mut phases } =
             self.restored(options, first)?;
         let mut vm = Vm::of(machine, history).with_working_set(ahead, recording);
+        vm.working_set = working_set;
         if resume {
             let mut clock = PhaseClock::start();
             // A device may touch unavailable memory before a vCPU runs. The VM's end tells the cause.

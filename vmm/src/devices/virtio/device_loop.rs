@@ -211,11 +211,12 @@ impl Task {
             view.config_changed(&*device);
         }
         if let Err(broken) = &done {
+            // A client that is told of the failure finds it counted.
+            interrupt.needs_reset();
+            counters.failures.add(1);
             if *broken != UNAVAILABLE {
                 failures.report(Level::Warn, name, format_args!("{broken}"));
             }
-            interrupt.needs_reset();
-            counters.failures.add(1);
         }
         done.ok()
     }

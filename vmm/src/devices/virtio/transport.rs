@@ -206,8 +206,8 @@ impl Transport {
         }
         let usable = |queue: &VirtQueue| !queue.ring.ready() || queue.is_usable(self.ram.guest());
         if !self.queues.iter().all(usable) {
-            self.failures.report(Level::Warn, &self.name, format_args!("a queue outside of memory"));
             self.view.interrupt.needs_reset();
+            self.failures.report(Level::Warn, &self.name, format_args!("a queue outside of memory"));
             return Ok(());
         }
         let task = Task {

@@ -89,6 +89,19 @@ pub fn mapped_pages(ram: &GuestRam) -> Result<PageSet> {
         .map_err(|source| Error::file("read", PAGEMAP, source))
 }
 
+/// The pages that the guest has written since its restore, and the others that it may have read. Its memory
+/// is mapped from a file.
+///
+/// # Errors
+/// The pagemap cannot be read.
+pub fn touched_pages(ram: &GuestRam) -> Result<[PageSet; 2]> {
+    let written = all_private_pages(ram)?;
+    let mapped = mapped_pages(ram)?;
+    let mut read = PageSet::none(ram.len());
+    mapped.page_ranges().flat_map(|run| written.gaps(run).collect::<Vec<_>>()).for_each(|gap| read.add(gap));
+    Ok([written, read])
+}
+
 /// As [`mapped_pages`], of `len` bytes of memory at an address of this process.
 ///
 /// # Errors
@@ -157,5 +170,8 @@ mod tests {
         }
         let private: Vec<_> = private_pages(&clone).unwrap().page_ranges().collect();
         assert_eq!(private, vec![0x10_1000..0x10_3000, 0x70_0000..0x70_1000]);
+        let [written, read] = touched_pages(&clone).unwrap();
+        assert_eq!(written.page_ranges().collect::<Vec<_>>(), private);
+        assert!(read.has(0x30_0000) && !read.has(0x10_1000) && !read.has(0x70_0000));
     }
 }

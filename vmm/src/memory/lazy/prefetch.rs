@@ -49,10 +49,17 @@ pub struct PrefetchProgress {
 }
 
 impl PrefetchProgress {
-    fn of(runs: &PageRanges) -> Arc<Self> {
+    /// The progress before any page. A caller that reads the pages itself ends it by [`Self::finish`].
+    pub(crate) fn of(runs: &PageRanges) -> Arc<Self> {
         let of = runs.iter().map(|run| (run.end - run.start) / PAGE).sum();
         let (read, is_over, stops) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
         Arc::new(Self { of, read, is_over, stops })
+    }
+
+    /// Notes that the caller has read so many pages, and reads no more.
+    pub(crate) fn finish(&self, pages: u64) {
+        self.read.store(pages, Ordering::Relaxed);
+        self.is_over.store(true, Ordering::Release);
     }
 
     /// The present progress.

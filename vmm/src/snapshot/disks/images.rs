@@ -34,9 +34,9 @@ pub enum ChangedImages {
 ///
 /// # Errors
 /// The host refuses to examine one.
-pub fn of(machine: &Machine) -> Result<BTreeMap<String, Image>> {
+pub fn of(machine: &Machine) -> Result<BTreeMap<String, Vec<Image>>> {
     let mut images = open(machine.platform().disks())?;
-    images.values_mut().try_for_each(Image::pin_content)?;
+    images.values_mut().flatten().try_for_each(Image::pin_content)?;
     Ok(images)
 }
 
@@ -46,15 +46,15 @@ pub fn of(machine: &Machine) -> Result<BTreeMap<String, Image>> {
 /// One cannot be read.
 pub(crate) fn warm(vm: &SharedMachine) -> Result<()> {
     let disks = vm.on_platform(|platform| platform.disks().clone());
-    open(&disks)?.values().try_for_each(Image::warm)
+    open(&disks)?.values().flatten().try_for_each(Image::warm)
 }
 
-fn open(disks: &BTreeMap<String, Arc<Mutex<Block>>>) -> Result<BTreeMap<String, Image>> {
-    let image = |(id, disk): (&String, &Arc<Mutex<Block>>)| {
-        let image = lock(disk).image().transpose()?;
-        Some(image.map(|image| (id.clone(), image)))
+fn open(disks: &BTreeMap<String, Arc<Mutex<Block>>>) -> Result<BTreeMap<String, Vec<Image>>> {
+    let images = |(id, disk): (&String, &Arc<Mutex<Block>>)| match lock(disk).images() {
+        Ok(images) if images.is_empty() => None,
+        images => Some(images.map(|images| (id.clone(), images))),
     };
-    disks.iter().filter_map(image).collect()
+    disks.iter().filter_map(images).collect()
 }
 
 /// Syncs the files of all disks that a snapshot depends on, bases of layers too. Without it, a crash of the
@@ -72,8 +72,8 @@ pub(crate) fn sync(vm: &SharedMachine) -> Result<()> {
 ///
 /// # Errors
 /// One cannot be read.
-pub fn contents(images: &BTreeMap<String, Image>) -> Result<BTreeMap<String, DiskContent>> {
-    images.iter().map(|(id, image)| Ok((id.clone(), image.content()?))).collect()
+pub fn contents(images: &BTreeMap<String, Vec<Image>>) -> Result<BTreeMap<String, DiskContent>> {
+    images.iter().map(|(id, images)| Ok((id.clone(), Image::content_of_all(images)?))).collect()
 }
 
 /// Checks that a machine's disks have the content of `then`, the instant of the snapshot, whose disks were
@@ -94,17 +94,16 @@ pub fn check(
         if given.clone().any(|disk| disk.changed == Some(ChangedImage::Accept)) {
             continue;
         }
-        let Some(image) =
-            machine.platform().disks().get(id).map(|disk| lock(disk).image()).transpose()?.flatten()
-        else {
+        let Some(disk) = machine.platform().disks().get(id) else { continue };
+        let images = lock(disk).images()?;
+        let Some(first) = images.first() else {
             continue; // with a layer now, which the guest sees as it was: its content is looked at below it
         };
         let mut recorded = recorded.iter().filter(|disk| disk.id == *id);
-        let is_recorded = recorded.any(|disk| matches!(&disk.path, FileRef::Path(path) if image.is_at(path)));
-        let is_copy = given.into_iter().any(|disk| disk.path.is_some()) && !is_recorded;
-        let Some(difference) = then.difference(&image.content()?, is_copy) else { continue };
-        let image = image.name().to_string();
-        let difference = difference.into();
+        let is_recorded = recorded.any(|disk| matches!(&disk.path, FileRef::Path(path) if first.is_at(path)));
+        let is_copy = given.into_iter().any(|disk| disk.has_image()) && !is_recorded;
+        let Some((image, difference)) = difference(then, &images, is_copy)? else { continue };
+        let (image, difference) = (image.name().to_owned(), difference.into());
         let problem = Invalid::ChangedImage { disk: id.clone(), image, difference };
         match changed {
             ChangedImages::Warn => log::warn!("{problem}"),
@@ -112,4 +111,23 @@ pub fn check(
         }
     }
     Ok(())
+}
+
+/// Returns the first file of a disk that differs from `then`, and how.
+fn difference<'a>(
+    then: &DiskContent,
+    images: &'a [Image],
+    is_copy: bool,
+) -> Result<Option<(&'a Image, String)>> {
+    let (then, now) = (then.files(), images.len());
+    if then.len() != now {
+        let problem = format!("its disk has {now} parts now, and had {} at the snapshot", then.len());
+        return Ok(images.first().map(|first| (first, problem)));
+    }
+    for (then, image) in then.iter().zip(images) {
+        if let Some(difference) = then.difference(&image.content()?, is_copy) {
+            return Ok(Some((image, difference)));
+        }
+    }
+    Ok(None)
 }

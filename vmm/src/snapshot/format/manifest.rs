@@ -84,6 +84,9 @@ pub struct Metadata {
     /// 3.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub layers: BTreeMap<String, String>,
+    /// The note of the program that took the snapshot ([`crate::SnapshotOptions::note`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<serde_json::Value>,
 }
 
 /// The kind of a snapshot's memory file, with a digest if opening the file can check it.
@@ -160,6 +163,7 @@ impl Metadata {
             base: None,
             disks: BTreeMap::new(),
             layers: BTreeMap::new(),
+            note: None,
         })
     }
 }

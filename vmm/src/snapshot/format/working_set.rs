@@ -1,15 +1,20 @@
-//! `working-set`: the pages that a restored guest touched up to an event, in the order of their first touch.
+//! `working-set`: the pages that a restored guest touched up to an event, in the order of their first touch
+//! if that is known.
 //!
 //! ```text
 //!   magic | CRC-64/ECMA-182 of the rest | snapshot's id | bytes of memory | runs: first page, pages; each of 32 bits …
 //!   8       8                             16              8                 8 each, to the end of the file
 //! ```
 //!
+//! Where it is known which pages the guest wrote, the magic is another one, the runs of these pages come
+//! first, and their number, of 64 bits, stands before the runs.
+//!
 //! All numbers are little-endian; the runs are those of [`crate::memory::page_ranges`]. The file is advice,
 //! not content: its pages are read ahead, and any other page is read when the guest touches it. It belongs to
 //! one snapshot, to those converted from it, and to those merged from it and its base.
 
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -27,6 +32,8 @@ use crate::store::dir::NewDir;
 use crate::sync::lock;
 
 const MAGIC: &[u8; 8] = b"VOLTWSET";
+/// The magic of a set that tells written pages from others.
+const MAGIC_WRITTEN: &[u8; 8] = b"VOLTWSTW";
 /// Bytes before the runs.
 const HEAD: usize = 40;
 /// Bytes of ranges decoded at once.
@@ -34,13 +41,17 @@ const STEP: usize = 64 << 10;
 /// The most pieces into which the ranges of a set are cut: 4 MiB of them.
 const MOST_CUTS: usize = 1 << 18;
 const NOT_ONE: &str = "is not a working set";
-const IMPOSSIBLE: &str = "lists an empty range, a page beyond the end of memory, or a page twice";
+const IMPOSSIBLE: &str = "lists an empty range, a page beyond the end of memory, a page twice, or a wrong \
+                          number of written ranges";
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
-    /// Disjoint ranges of offsets in the order of their first touch, none of them empty.
+    /// Disjoint ranges of offsets, none of them empty: of pages known as written, then of the others in the
+    /// order of their first touch.
     runs: PageRanges,
+    /// Number of ranges of pages known as written.
+    written: usize,
 }
 
 impl WorkingSet {
@@ -48,7 +59,7 @@ impl WorkingSet {
     /// its first place.
     #[must_use]
     pub fn of(memory: u64, touched: impl IntoIterator<Item = u64>) -> Self {
-        let (mut seen, mut runs) = (PageSet::none(memory), Vec::<std::ops::Range<u64>>::new());
+        let (mut seen, mut runs) = (PageSet::none(memory), Vec::<Range<u64>>::new());
         for page in touched {
             if seen.has(page) {
                 continue;
@@ -59,13 +70,33 @@ impl WorkingSet {
                 _ => runs.push(page..page + PAGE),
             }
         }
-        Self { runs: runs.into() }
+        Self { runs: runs.into(), written: 0 }
     }
 
-    /// Disjoint ranges of whole pages, in the order of their first touch.
+    /// Makes a set of pages that a guest wrote, and of pages that it only read.
+    #[must_use]
+    pub(crate) fn of_written(written: &PageSet, read: &PageSet) -> Self {
+        let runs: PageRanges = written.page_ranges().chain(read.page_ranges()).collect();
+        Self { written: written.page_ranges().count(), runs }
+    }
+
+    /// Disjoint ranges of whole pages: those known as written, then the others in the order of their first
+    /// touch.
     #[must_use]
     pub fn page_ranges(&self) -> &PageRanges {
         &self.runs
+    }
+
+    /// The ranges of pages known as written.
+    #[must_use]
+    pub fn written(&self) -> &[Range<u64>] {
+        &self.runs[..self.written]
+    }
+
+    /// The other ranges.
+    #[must_use]
+    pub fn others(&self) -> &[Range<u64>] {
+        &self.runs[self.written..]
     }
 
     /// Number of pages.
@@ -107,7 +138,7 @@ impl WorkingSet {
             Error::snapshot(path, format!("{problem}; delete the file and record the working set again"))
         };
         // A longer file cannot be a set of this memory.
-        if len > HEAD as u64 + page_ranges::longest(memory) {
+        if len > (HEAD + 8) as u64 + page_ranges::longest(memory) {
             return Err(wrong(NOT_ONE.to_owned()));
         }
         Self::decode(file.take(len), id, memory)
@@ -170,8 +201,12 @@ impl WorkingSet {
         let mut rest = Vec::with_capacity(HEAD + self.runs.len() * page_ranges::LEN);
         rest.extend(id_of(id).to_le_bytes());
         rest.extend(memory.to_le_bytes());
+        if self.written > 0 {
+            rest.extend((self.written as u64).to_le_bytes());
+        }
         rest.extend(page_ranges::encode(&self.runs));
-        let mut bytes = MAGIC.to_vec();
+        let magic = if self.written > 0 { MAGIC_WRITTEN } else { MAGIC };
+        let mut bytes = magic.to_vec();
         bytes.extend(CRC.checksum(&rest).to_le_bytes());
         bytes.extend(rest);
         bytes
@@ -185,12 +220,23 @@ impl WorkingSet {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Err(NOT_ONE.to_owned())),
             read => read?,
         }
-        if head[..8] != *MAGIC {
+        let tells_written = head[..8] == *MAGIC_WRITTEN;
+        if head[..8] != *MAGIC && !tells_written {
             return Ok(Err(NOT_ONE.to_owned()));
         }
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
         let mut digest = CRC.digest();
         digest.update(&head[16..]);
+        let mut written = [0; 8];
+        if tells_written {
+            match from.read_exact(&mut written) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Ok(Err(NOT_ONE.to_owned()));
+                }
+                read => read?,
+            }
+            digest.update(&written);
+        }
         let (mut ranges, mut step) = (Vec::new(), Vec::with_capacity(STEP));
         while from.by_ref().take(STEP as u64).read_to_end(&mut step)? > 0 {
             digest.update(&step);
@@ -213,7 +259,13 @@ impl WorkingSet {
         if !page_ranges::are_apart(&ranges) {
             return Ok(Err(IMPOSSIBLE.to_owned()));
         }
-        Ok(Ok(Self { runs: ranges.into() }))
+        // Each set has one form: without a known page the other magic says so.
+        match usize::try_from(u64::from_le_bytes(written)) {
+            Ok(written) if written <= ranges.len() && tells_written == (written > 0) => {
+                Ok(Ok(Self { runs: ranges.into(), written }))
+            }
+            _ => Ok(Err(IMPOSSIBLE.to_owned())),
+        }
     }
 }
 
@@ -298,6 +350,29 @@ mod tests {
     }
 
     #[test]
+    fn written_pages_come_first_and_are_told_from_others() {
+        let directory = crate::testing::ScratchDir::new();
+        let (mut written, mut read) = (PageSet::none(MEMORY), PageSet::none(MEMORY));
+        written.add(5 * PAGE..7 * PAGE);
+        written.add(90 * PAGE..91 * PAGE);
+        read.add(2 * PAGE..5 * PAGE);
+        let set = WorkingSet::of_written(&written, &read);
+        set.keep(&directory, ID, MEMORY).unwrap();
+        let found = WorkingSet::open(&directory, ID, MEMORY).unwrap().unwrap();
+        assert_eq!(found, set);
+        assert_eq!(found.written(), [5 * PAGE..7 * PAGE, 90 * PAGE..91 * PAGE]);
+        assert_eq!(found.others(), &vec![2 * PAGE..5 * PAGE; 1]);
+        let forged = WorkingSet { written: 4, ..set };
+        forged.keep(&directory, ID, MEMORY).unwrap();
+        let error = WorkingSet::open(&directory, ID, MEMORY).unwrap_err().to_string();
+        assert!(error.contains("a wrong number of written ranges"), "{error}");
+        fs::write(directory.join("short"), &fs::read(directory.join(WORKING_SET_FILE)).unwrap()[..44])
+            .unwrap();
+        let error = WorkingSet::read(&directory.join("short"), ID, MEMORY).unwrap_err().to_string();
+        assert!(error.contains(NOT_ONE), "{error}");
+    }
+
+    #[test]
     fn working_set_is_found_and_can_be_replaced() {
         let directory = crate::testing::ScratchDir::new();
         assert_eq!(WorkingSet::open(&directory, ID, MEMORY).unwrap(), None);
@@ -338,7 +413,7 @@ mod tests {
         let mut pages = PageSet::none(memory);
         let word = 0xaaaa_aaaa_aaaa_aaaa_u64.to_le_bytes();
         pages.add_bytes(0, &word.repeat((memory / PAGE / 64) as usize));
-        let set = WorkingSet { runs: vec![0..memory - PAGE, memory - PAGE..memory].into() };
+        let set = WorkingSet { runs: vec![0..memory - PAGE, memory - PAGE..memory].into(), written: 0 };
         let runs = set.page_ranges_without(Some(&pages));
         assert_eq!(runs.len(), MOST_CUTS + 2);
         assert!(runs[..MOST_CUTS].iter().all(|run| run.end - run.start == PAGE && !pages.has(run.start)));
@@ -351,14 +426,17 @@ mod tests {
 
     #[test]
     fn flipped_byte_or_truncation_is_noticed() {
-        let bytes = set().encode(ID, MEMORY);
-        for at in 0..bytes.len() {
-            let mut other = bytes.clone();
-            other[at] ^= 0x10;
-            assert!(decode(&other, ID).is_err(), "{at}");
-            assert!(decode(&bytes[..at], ID).is_err(), "{at}");
+        for set in [set(), WorkingSet { written: 2, ..set() }] {
+            let bytes = set.encode(ID, MEMORY);
+            for at in 0..bytes.len() {
+                let mut other = bytes.clone();
+                other[at] ^= 0x10;
+                assert!(decode(&other, ID).is_err(), "{at}");
+                assert!(decode(&bytes[..at], ID).is_err(), "{at}");
+            }
+            assert_eq!(decode(&bytes, ID), Ok(set));
         }
-        assert_eq!(decode(&bytes, ID), Ok(set()));
+        let bytes = set().encode(ID, MEMORY);
         let other = ID.replace('0', "1");
         let problem = decode(&bytes, &other).unwrap_err();
         assert!(problem.contains(&format!("of another snapshot: of {ID} with 409600 bytes")), "{problem}");
@@ -367,7 +445,7 @@ mod tests {
 
     #[test]
     fn working_set_with_missing_or_repeated_pages_is_refused() {
-        let bytes = WorkingSet { runs: vec![0..PAGE, 0..PAGE].into() }.encode(ID, MEMORY);
+        let bytes = WorkingSet { runs: vec![0..PAGE, 0..PAGE].into(), written: 0 }.encode(ID, MEMORY);
         assert!(decode(&bytes, ID).is_err());
     }
 }

@@ -76,6 +76,8 @@ pub(crate) struct Restored {
     pub ahead: Option<Plan>,
     /// The recording of the pages that the guest touches, if the options ask for one.
     pub recording: Option<Recording>,
+    /// The place of the working set of a template that has none yet.
+    pub working_set: Option<Arc<WorkingSetFile>>,
     /// Layers that were created for this VM. Its owner keeps them once the VM runs.
     pub layers: layers::FreshLayers,
     /// Durations of the phases so far.
@@ -391,9 +393,15 @@ impl Snapshot {
             (_, None) => Some(PagesToCapture::NotBase(recorded)),
         };
         options.progress.commit()?;
-        let history = History { lineage, since_last, origin: Some(origin) };
+        let is_of_template = options.is_of_template;
+        let mut history = History { lineage, since_last, origin: Some(origin), is_of_template };
+        if is_of_template {
+            history.forget();
+        }
         let machine = SharedMachine::new(machine, config);
-        Ok(Restored { machine, history, ahead, recording, layers, phases })
+        let lacks_one = is_of_template && ahead.is_none() && recording.is_none();
+        let working_set = self.working_set.clone().filter(|_| lacks_one);
+        Ok(Restored { machine, history, ahead, recording, working_set, layers, phases })
     }
 
     /// The working set to read ahead. Complete memory needs none. A set that is wrong is an error here,

@@ -60,6 +60,9 @@ pub struct RestoreOptions {
     /// snapshot in place of an earlier recording. Memory is then filled page by page and nothing is read
     /// ahead, so the VM is slow and stays so.
     pub record: Option<RecordUntil>,
+    /// Gives the VM no past, since the snapshot is a template ([`crate::SnapshotOptions::is_template`]): it
+    /// cannot be rewound, and its first snapshot is a full one.
+    pub is_of_template: bool,
     /// Counts bytes of packed memory unpacked before the VM runs ([`Unpack::AtOnce`]), of memory copied for
     /// [`RestoreOptions::isolate_base`], and of layers copied to paths for a fork's child. Cancelling leaves
     /// no VM.
@@ -86,12 +89,19 @@ impl Default for RestoreOptions {
             huge_pages: None,
             prefetch: true,
             record: None,
+            is_of_template: false,
             progress: Progress::default(),
         }
     }
 }
 
 impl RestoreOptions {
+    /// Takes the snapshot as a template for a VM without a past.
+    #[must_use]
+    pub fn of_template(self) -> Self {
+        Self { is_of_template: true, ..self }
+    }
+
     /// Sends the guest's serial output to `console`.
     #[must_use]
     pub fn console(self, console: Console) -> Self {

@@ -32,7 +32,7 @@ pub struct RewindStats {
 /// The VM was not restored, has ended, or has a disk that cannot be rewound; then it is as it was. Or the
 /// host refuses midway; then the VM has ended.
 pub(crate) fn rewind(vm: &SharedMachine, history: &mut History) -> Result<RewindStats> {
-    if history.origin.is_none() {
+    if history.origin.is_none() || history.is_of_template {
         return Err(Error::config(
             "snapshot",
             "this VM was not restored from a snapshot, so there is none to rewind it to",

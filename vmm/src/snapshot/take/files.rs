@@ -62,7 +62,9 @@ pub(crate) fn write(
     let reads_base = changed.is_none() || is_recorded;
     let request =
         CaptureRequest { act: "take a snapshot", pages, max_pause: options.max_pause, reads_base, progress };
-    let VmAtInstant { captured, config, metadata, .. } = take(history, &request, to, beside)?;
+    let VmAtInstant { captured, config, mut metadata, .. } = take(history, &request, to, beside)?;
+    options.captured.has_come();
+    metadata.note.clone_from(&options.note);
     progress.reach_all_but(bytes)?;
     if changed.is_none() {
         let memory = CapturedMemory::new(&captured, bytes)?;

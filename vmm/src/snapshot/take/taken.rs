@@ -63,7 +63,7 @@ pub(crate) fn take(
 }
 
 impl SideCapture for DiskCapture<'_> {
-    type Taken = (VmConfig, BTreeMap<String, Image>);
+    type Taken = (VmConfig, BTreeMap<String, Vec<Image>>);
 
     fn copy_bulk(&mut self, progress: &Progress) -> Result<()> {
         about_to_write(self.room, self.layers.bytes());

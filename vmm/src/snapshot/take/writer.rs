@@ -1,6 +1,8 @@
 //! Writes a snapshot of a VM. The VM runs meanwhile, except in the pause of the capture.
 
+use std::fmt;
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::captured::CapturedMemory;
@@ -48,8 +50,40 @@ pub struct SnapshotOptions {
     /// copied has up to 10 s to write less. Then the snapshot fails and leaves nothing. The limit does not
     /// hold for a VM that was paused before.
     pub max_pause: Option<Duration>,
+    /// A note that the snapshot's metadata keeps for the program that restores it. The library does not read
+    /// it.
+    pub note: Option<serde_json::Value>,
+    /// Called once the VM goes on after the pause. The snapshot is not complete by then.
+    pub captured: AtCapture,
+    /// Makes a template, in a directory: VMs are restored from it with [`crate::RestoreOptions::of_template`]
+    /// alone, and with overrides of all that it names on the host. It does not name the files of this VM, and
+    /// diffs of this VM do not get it as their base. Nothing warns that a running guest goes on writing to
+    /// its disks.
+    pub is_template: bool,
     /// Counts copied and written bytes. Cancelling leaves the VM as it was.
     pub progress: Progress,
+}
+
+/// An act at the moment when a snapshot has all that it needs of the running VM.
+#[derive(Clone, Default)]
+pub struct AtCapture(Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl AtCapture {
+    /// Calls `act` at that moment.
+    #[must_use]
+    pub fn call(act: Arc<dyn Fn() + Send + Sync>) -> Self {
+        Self(Some(act))
+    }
+
+    pub(crate) fn has_come(&self) {
+        self.0.iter().for_each(|act| act());
+    }
+}
+
+impl fmt::Debug for AtCapture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AtCapture").field(&self.0.is_some()).finish()
+    }
 }
 
 /// The part of memory that a snapshot has.
@@ -158,6 +192,8 @@ pub(crate) fn write(
     let request =
         CaptureRequest { act: "take a snapshot", pages, max_pause: options.max_pause, reads_base, progress };
     let VmAtInstant { captured, config, mut metadata, layers } = take(history, &request, to, beside)?;
+    options.captured.has_come();
+    metadata.note.clone_from(&options.note);
     progress.reach_all_but(to_write)?;
     let next = match over {
         // A capture of only written pages can only become a diff. The next snapshot is a full one then.
@@ -187,6 +223,7 @@ pub(crate) fn write(
         file.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
     }
     images::sync(vm)?;
+    let config = if options.is_template { config.as_template() } else { config };
     write_state(&metadata, &config, &captured.state, true, dir)?;
     Ok((captured.stats, next))
 }

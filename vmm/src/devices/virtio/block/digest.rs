@@ -55,6 +55,13 @@ pub fn of_base(base: &File, len: u64) -> io::Result<u64> {
     Ok(digest.finalize())
 }
 
+/// Returns the digest of several files with these digests, in order. Each file counts, however short it is.
+pub fn of_parts(digests: impl IntoIterator<Item = u64>) -> u64 {
+    let mut digest = CRC.digest();
+    digests.into_iter().for_each(|part| digest.update(&part.to_le_bytes()));
+    digest.finalize()
+}
+
 /// Reads from `at` on until `bytes` has `needed` of them. The file may end before the buffer does.
 fn read_at_least(file: &File, bytes: &mut [u8], at: u64, needed: usize) -> io::Result<()> {
     let mut done = 0;

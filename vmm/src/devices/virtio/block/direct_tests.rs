@@ -7,6 +7,7 @@ use std::thread;
 
 use vm_memory::{Bytes, GuestAddress};
 
+use super::host_file::OpenMode;
 use super::testing::{DONE, IN, OUT, TestDir, by_descriptor, disk_on, header, on_both_engines, pattern};
 use super::*;
 use crate::config::FileRef;

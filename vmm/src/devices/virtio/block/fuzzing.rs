@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::cluster_map::{BaseIdentity, CLUSTER};
-use super::host_file::OpenMode;
+use super::host_file::{HostFile, OpenMode};
+use super::image_files::ImageFiles;
 use super::lower_files::LowerFiles;
 use crate::config::FileRef;
 use crate::error::{Error, Result};
@@ -11,8 +12,9 @@ use crate::error::{Error, Result};
 const ID: &str = "disk0";
 
 fn open(base: &Path, layer: Option<&Path>) -> Result<LowerFiles> {
-    let [base, layer] = [Some(base), layer].map(|path| path.map(|path| FileRef::Path(path.to_owned())));
-    LowerFiles::open(ID, &base.expect("a path was given"), layer.as_ref(), OpenMode::Read)
+    let layer = layer.map(FileRef::from);
+    let base = HostFile::open(ID, &base.into(), OpenMode::Read).map(ImageFiles::One)?;
+    LowerFiles::open(ID, base, layer.as_ref(), OpenMode::Read)
 }
 
 /// See [`crate::fuzzing::layer::identity`].

@@ -211,6 +211,11 @@ impl HostFile {
         &self.name
     }
 
+    /// Adds the name to an error of a disk that has other files, too.
+    pub fn named(&self, error: &io::Error) -> io::Error {
+        io::Error::new(error.kind(), format!("{}: {error}", self.name))
+    }
+
     pub fn file(&self) -> &File {
         &self.file
     }

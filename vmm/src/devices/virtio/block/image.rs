@@ -133,12 +133,35 @@ impl Image {
     /// # Errors
     /// The image cannot be read.
     pub fn content(&self) -> Result<DiskContent> {
-        let content = || -> io::Result<DiskContent> {
+        self.content_and_digest().map(|(content, _)| content)
+    }
+
+    /// Returns the content of a disk with these files.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub fn content_of_all(images: &[Self]) -> Result<DiskContent> {
+        if let [image] = images {
+            return image.content();
+        }
+        let parts = images.iter().map(Self::content_and_digest).collect::<Result<Vec<_>>>()?;
+        let (parts, digests): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        Ok(DiskContent {
+            bytes: parts.iter().map(|part| part.bytes).sum(),
+            digest: format!("{:016x}", digest::of_parts(digests)),
+            modified: None,
+            parts,
+        })
+    }
+
+    fn content_and_digest(&self) -> Result<(DiskContent, u64)> {
+        let found = || -> io::Result<_> {
             let digest = self.digest.map_or_else(|| self.samples(), Ok)?;
             let modified = self.modified.map(|(seconds, nanos)| format!("{seconds}.{nanos:09}"));
-            Ok(DiskContent { bytes: self.file.len()?, digest: format!("{digest:016x}"), modified })
+            let (bytes, parts) = (self.file.len()?, Vec::new());
+            Ok((DiskContent { bytes, digest: format!("{digest:016x}"), modified, parts }, digest))
         };
-        content().map_err(|source| Error::file("read disk", self.name(), source))
+        found().map_err(|source| Error::file("read disk", self.name(), source))
     }
 }
 

@@ -41,7 +41,7 @@ fn first_flush_needs_the_files_below_to_be_synced() {
             storage.begin_flush().unwrap_err();
             storage.flush().unwrap_err();
             let base = storage.overlay().unwrap().lower.base();
-            base.syncs().check().expect_err("the base was to be synced");
+            base[0].syncs().check().expect_err("the base was to be synced");
         }
     });
     let mut storage = Block::open(&over).unwrap().storage;
@@ -71,7 +71,8 @@ fn snapshot_needs_every_file_that_it_does_not_copy_to_be_synced() {
         let disk = Block::open(&config).unwrap();
         let begun = |disk: &Block| -> Vec<u64> {
             let overlay = disk.storage.overlay();
-            let layered = overlay.into_iter().flat_map(|overlay| [overlay.lower.base(), &overlay.layer]);
+            let layered =
+                overlay.into_iter().flat_map(|overlay| overlay.lower.base().iter().chain([&overlay.layer]));
             layered.chain(disk.storage.image()).map(|file| file.syncs().begun()).collect()
         };
         let before = begun(&disk);
@@ -230,7 +231,7 @@ fn map_is_written_though_what_lies_around_the_layer_cannot_be_synced() {
     });
     assert_eq!(synced_clusters(&layer), 2, "an orderly end");
     let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
-    storage.overlay().unwrap().lower.base().syncs().refuse();
+    storage.overlay().unwrap().lower.base()[0].syncs().refuse();
     storage.write_zeroes(zero(2)).unwrap();
     storage.settle().expect_err("a sync of the base failed");
     assert_eq!(synced_clusters(&layer), 3, "a base that cannot be synced");

@@ -1,13 +1,13 @@
-//! The files that a layer lies over: a base, or in a clone a base and the layer of its snapshot. They are
-//! only read, and may be shared by any number of VMs.
+//! The files that a layer lies over: a base, or in a clone a base and the layer of its snapshot. The base may
+//! have several parts. The files are only read, and may be shared by any number of VMs.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::{io, iter};
 
 use super::cluster_map::{BaseIdentity, CLUSTER, ClusterMap, LONGEST_BASE};
-use super::digest;
 use super::host_file::{HostFile, OpenMode};
+use super::image_files::ImageFiles;
 use super::request::SECTOR;
 use super::storage::FileOffset;
 use crate::config::FileRef;
@@ -17,22 +17,21 @@ use crate::error::{Error, Invalid, Result, report};
 /// The base, and the layer over it if there is one.
 #[derive(Debug)]
 pub struct LowerFiles {
-    base: HostFile,
+    base: ImageFiles,
     layer: Option<(HostFile, ClusterMap)>,
     /// The identity that the upper layer records.
     identity: BaseIdentity,
 }
 
 impl LowerFiles {
-    /// Opens a base, and the layer over it if there is one. `wanted` is the use of the upper layer. Before
-    /// an upper layer is written, the clusters that count in this boot only are added to the synced map,
-    /// because the upper layer's identity covers them.
+    /// Takes an open base, and opens the layer over it if there is one. `wanted` is the use of the upper
+    /// layer. Before an upper layer is written, the clusters that count in this boot only are added to the
+    /// synced map, because the upper layer's identity covers them.
     ///
     /// # Errors
     /// Those of [`HostFile::open`]; the file is not a layer, belongs to another base, or cannot be written
     /// although its synced map lacks clusters.
-    pub fn open(id: &str, base: &FileRef, layer: Option<&FileRef>, wanted: OpenMode) -> Result<Self> {
-        let base = HostFile::open(id, base, OpenMode::Read)?;
+    pub fn open(id: &str, base: ImageFiles, layer: Option<&FileRef>, wanted: OpenMode) -> Result<Self> {
         let unreadable = |source| Error::file("read disk", base.name(), source);
         let len = base.len().map_err(unreadable)?;
         if !(SECTOR..=LONGEST_BASE).contains(&len) {
@@ -41,7 +40,7 @@ impl LowerFiles {
                 format!("{id}: {name} has {len} bytes; the base of a layer has {SECTOR} to {LONGEST_BASE}");
             return Err(Error::config("disks", problem));
         }
-        let digest = digest::of_base(base.file(), len).map_err(unreadable)?;
+        let digest = base.digest(len).map_err(unreadable)?;
         let mut lower = Self { base, layer: None, identity: BaseIdentity { len, digest } };
         if let Some(layer_ref) = layer {
             let layer = open_layer(id, layer_ref, OpenMode::Read)?;
@@ -87,31 +86,35 @@ impl LowerFiles {
         self.layer.as_ref().map(|(file, map)| (file, map))
     }
 
-    /// Reads a range that lies in one file into guest memory.
-    pub fn read(&self, at: u64, into: &Buffers<'_>) -> io::Result<()> {
-        let (file, at) = self.find(at);
-        file.read(at, into)
+    /// Reads a range that lies in the layer or in the base into guest memory.
+    pub fn read(&self, at: u64, into: Buffers<'_>) -> io::Result<()> {
+        match self.find_in_layer(at) {
+            Some((layer, at)) => layer.read(at, &into),
+            None => self.base.read(at, into),
+        }
     }
 
-    /// Reads a range that lies in one file into the VMM's memory.
+    /// Reads a range that lies in the layer or in the base into the VMM's memory.
     pub fn read_exact(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        let (file, at) = self.find(at);
-        file.file().read_exact_at(into, at)
+        match self.find_in_layer(at) {
+            Some((layer, at)) => layer.file().read_exact_at(into, at),
+            None => self.base.read_exact(at, into),
+        }
     }
 
-    /// Returns whether two clusters lie in the same file.
+    /// Returns whether two clusters lie both in the layer or both in the base.
     pub fn is_in_same_file(&self, one: u64, other: u64) -> bool {
         self.layer.as_ref().is_none_or(|(_, map)| map.has(one) == map.has(other))
     }
 
     /// Returns the files by the numbers of [`LowerFiles::locate`].
     pub fn files(&self) -> impl Iterator<Item = &HostFile> {
-        iter::once(&self.base).chain(self.layer.iter().map(|(file, _)| file))
+        self.base().iter().chain(self.layer.iter().map(|(file, _)| file))
     }
 
-    /// Returns the base.
-    pub fn base(&self) -> &HostFile {
-        &self.base
+    /// Returns the files of the base.
+    pub fn base(&self) -> &[HostFile] {
+        self.base.files()
     }
 
     /// Syncs the files, which another process may have written just before they were opened.
@@ -119,19 +122,18 @@ impl LowerFiles {
         self.files().try_for_each(|file| file.sync(File::sync_data))
     }
 
-    /// Returns the file of a byte and its offset there.
-    pub fn locate(&self, at: u64) -> FileOffset {
-        match &self.layer {
-            Some((_, map)) if map.has(at / CLUSTER) => FileOffset { file: 1, at: map.data() + at },
-            _ => FileOffset { file: 0, at },
+    /// Returns where a range of the layer or of the base can be read, if it lies in one file.
+    pub fn locate(&self, at: u64, len: u64) -> Option<FileOffset> {
+        match self.find_in_layer(at) {
+            Some((_, at)) => Some(FileOffset { file: self.base().len(), at }),
+            None => self.base.locate(at, len),
         }
     }
 
-    fn find(&self, at: u64) -> (&HostFile, u64) {
-        match (self.locate(at), &self.layer) {
-            (FileOffset { file: 1, at }, Some((layer, _))) => (layer, at),
-            (FileOffset { at, .. }, _) => (&self.base, at),
-        }
+    /// Returns the layer and a byte's offset there, if it has the byte.
+    fn find_in_layer(&self, at: u64) -> Option<(&HostFile, u64)> {
+        let (layer, map) = self.layer.as_ref()?;
+        map.has(at / CLUSTER).then(|| (layer, map.data() + at))
     }
 }
 

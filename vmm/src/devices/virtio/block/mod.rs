@@ -5,6 +5,7 @@
 //!                                            └── UringEngine ──> Storage ──> kernel ──> HostFile
 //!
 //!   Storage: HostFile, a raw image or block device
+//!            Parts, several of them one after another, which are only read
 //!            Overlay, a layer over LowerFiles, which are only read
 //!   status:  the last byte that the chain has room for
 //! ```
@@ -43,11 +44,15 @@ pub mod fuzzing;
 mod gate;
 mod host_file;
 mod image;
+mod image_files;
 mod layer;
 mod live_map;
 mod lower_files;
 mod medium;
 mod operations;
+mod parts;
+#[cfg(test)]
+mod parts_tests;
 mod pause_buffer;
 mod quota;
 mod raw;
@@ -67,10 +72,9 @@ use clusters::Clusters;
 use copy::LayerSource;
 pub use disk_files::DiskFiles;
 pub use gate::{ClosedGates, Gate};
-use host_file::{Claim, HostFile, OpenMode};
+use host_file::{Claim, HostFile};
 pub use image::Image;
 use layer::Overlay;
-use lower_files::LowerFiles;
 use medium::Medium;
 pub use replace::Replacement;
 use request::SECTOR;
@@ -137,25 +141,15 @@ impl Block {
     }
 
     fn open_as(config: &DiskConfig, claim: Claim) -> Result<Self> {
-        let DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit } = config;
-        let storage = match layer {
-            None => {
-                let wanted = if *read_only { OpenMode::Read } else { OpenMode::Write };
-                Medium::Image(HostFile::open_as(id, path, wanted, claim)?)
-            }
-            Some(layer) => {
-                let wanted = if *read_only { OpenMode::Read } else { OpenMode::Create };
-                let lower = LowerFiles::open(id, path, beneath.as_ref(), wanted)?;
-                Medium::Layered(Box::new(Overlay::open(id, lower, (layer, *layer_size), wanted)?))
-            }
-        };
+        let storage = Medium::open(config, claim)?;
+        let DiskConfig { id, read_only, cache, engine, layer, limit, .. } = config;
         let uring = match engine {
             Engine::Sync => None,
             Engine::IoUring => Some(UringEngine::new(id, &*storage)?),
         };
         let mut disk = Self {
             id: id.clone(),
-            name: layer.as_ref().unwrap_or(path).to_string(),
+            name: layer.as_ref().map_or_else(|| config.image_name(), ToString::to_string),
             read_only: *read_only,
             cache: *cache,
             storage,
@@ -239,12 +233,12 @@ impl Block {
         self.storage.overlay_mut().into_iter().for_each(Overlay::end_copy);
     }
 
-    /// Opens the image once more, if no layer lies over it.
+    /// Opens the files of the image once more, if no layer lies over it.
     ///
     /// # Errors
-    /// The host cannot read the image's metadata.
-    pub fn image(&self) -> Result<Option<Image>> {
-        self.storage.image().map(|file| Image::of(file, !self.read_only)).transpose()
+    /// The host cannot read a file's metadata.
+    pub fn images(&self) -> Result<Vec<Image>> {
+        self.storage.image().iter().map(|file| Image::of(file, !self.read_only)).collect()
     }
 
     /// Opens the files that a snapshot of the disk depends on.

@@ -33,8 +33,8 @@ impl Storage for HostFile {
         self.forget_len();
     }
 
-    fn image(&self) -> Option<&HostFile> {
-        Some(self)
+    fn image(&self) -> &[HostFile] {
+        std::slice::from_ref(self)
     }
 
     fn files(&self) -> Vec<&HostFile> {

@@ -2,7 +2,7 @@
 //! another content, and maybe another capacity.
 
 use super::Block;
-use super::host_file::{Claim, HostFile, OpenMode};
+use super::host_file::Claim;
 use super::medium::Medium;
 use crate::config::devices::DiskConfig;
 use crate::error::{Error, Result};
@@ -21,15 +21,13 @@ impl Replacement {
     /// # Errors
     /// As [`Block::open`]; or the disk has a layer, which belongs to its former file.
     pub fn open(config: &DiskConfig, is_shared: bool) -> Result<Self> {
-        let DiskConfig { id, path, read_only, layer, .. } = config;
-        if layer.is_some() {
+        let id = &config.id;
+        if config.layer.is_some() {
             let problem = format!("{id}: has a layer over its file, which therefore cannot be replaced");
             return Err(Error::config("disks", problem));
         }
-        let wanted = if *read_only { OpenMode::Read } else { OpenMode::Write };
         let claim = if is_shared { Claim::Shared } else { Claim::Exclusive };
-        let medium = Medium::Image(HostFile::open_as(id, path, wanted, claim)?);
-        Ok(Self { name: path.to_string(), medium })
+        Ok(Self { name: config.image_name(), medium: Medium::open(config, claim)? })
     }
 }
 

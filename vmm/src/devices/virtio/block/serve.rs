@@ -55,7 +55,7 @@ impl Block {
         let limits = RequestLimits { capacity: self.capacity, read_only: self.read_only };
         let mut driver = Driver::of(io);
         self.respond_to_completed(&mut driver)?;
-        let (mut taken, mut next, mut is_full) = (0, NextTurn::Again, false);
+        let (mut taken, mut next) = (0, NextTurn::Again);
         let now = Instant::now();
         let end = now + TURN;
         if now >= self.next_len_check {
@@ -68,8 +68,8 @@ impl Block {
                 next = NextTurn::Wait; // until the halt, after which the worker looks at the queue again
                 break;
             }
+            // The ring is as long as the queue. Only a driver that uses a descriptor twice has more requests.
             if self.uring.as_ref().is_some_and(UringEngine::is_full) {
-                is_full = true;
                 next = NextTurn::Wait; // until a request completes
                 break;
             }
@@ -101,7 +101,6 @@ impl Block {
             }
         }
         driver.counters.limited(REQUESTS, self.limiter.waits());
-        driver.counters.waits(REQUESTS, is_full);
         let submit = |uring: &mut Option<UringEngine>| uring.as_mut().is_none_or(UringEngine::submit);
         let _ = submit(&mut self.uring); // submitted again below
         self.respond_to_completed(&mut driver)?;

@@ -101,8 +101,8 @@ pub trait Storage: Send + std::fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Returns the only file, if there is no layer.
-    fn image(&self) -> Option<&HostFile> {
-        None
+    /// Returns the files of the image, if there is no layer.
+    fn image(&self) -> &[HostFile] {
+        &[]
     }
 }

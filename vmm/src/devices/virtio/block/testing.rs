@@ -133,6 +133,7 @@ pub(super) fn disk(path: impl Into<FileRef>) -> DiskConfig {
     DiskConfig {
         id: "disk0".into(),
         path: path.into(),
+        parts: Vec::new(),
         read_only: false,
         cache: Cache::default(),
         engine: Engine::default(),

@@ -233,7 +233,11 @@ impl UringEngine {
             let ram = self.ram.as_ref().expect("nothing is under way without memory");
             let done = request.outcome(file, ram, result);
             let (name, done) = match &mut request.operation {
-                Operation::Transfer(Direction::Read) => ("read", done.map(|()| request.len)),
+                Operation::Transfer(Direction::Read) => {
+                    let is_only = self.files.len() == 1;
+                    let named = |error| if is_only { error } else { file.named(&error) };
+                    ("read", done.map(|()| request.len).map_err(named))
+                }
                 Operation::Transfer(Direction::Write) => {
                     ("write", storage.end_write(request.at, request.len as u64, done).map(|()| 0))
                 }

@@ -29,7 +29,6 @@ use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result, report};
 use crate::persist::Persist;
 
-mod address;
 mod backend;
 mod backoff;
 mod header;
@@ -143,11 +142,14 @@ impl Net {
     pub fn open(config: &NetConfig) -> Result<Self> {
         let refused = |problem| Error::config("networks", problem);
         config.validate().map_err(refused)?;
-        let mac = config.parsed_mac().map_err(refused)?.unwrap_or_else(|| address::from_id(&config.id));
+        let mac = config.hardware_address().map_err(refused)?;
         let backend: Box<dyn Backend> = match &config.backend {
             NetBackend::Tap(name) => Box::new(Tap::open(name)?),
             NetBackend::TapDescriptor(number) => Box::new(Tap::of_descriptor(*number)?),
-            NetBackend::Passt { forward } => Box::new(Passt::start(forward, config.mtu, mac)?),
+            NetBackend::Passt { forward } => {
+                let NetConfig { mtu, dns_forward, .. } = *config;
+                Box::new(Passt::start(&passt::Options { forward, mtu, dns_forward }, mac)?)
+            }
         };
         Ok(Self::new(config, mac, backend))
     }
@@ -185,7 +187,7 @@ impl Net {
     #[cfg(feature = "fuzzing")]
     pub(crate) fn on_wire(config: &NetConfig) -> (Self, std::os::unix::net::UnixDatagram) {
         let (wire, other) = wire::wire();
-        (Self::new(config, address::from_id(&config.id), Box::new(wire)), other)
+        (Self::new(config, crate::config::mac::from_id(&config.id), Box::new(wire)), other)
     }
 
     /// Transmits and receives, as far as `cause` makes either useful.

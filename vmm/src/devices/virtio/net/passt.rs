@@ -14,6 +14,7 @@ use super::backend::Backend;
 use super::header;
 use super::pieces::Pieces;
 use crate::config::network::Mac;
+use crate::config::user_network::{IPV4, IPV6};
 use crate::error::{Error, Result};
 use crate::holders;
 use crate::paths;
@@ -23,11 +24,15 @@ use crate::paths::program::ProgramPattern;
 use crate::paths::program::{Program, Stream};
 
 const PROGRAM: &str = "passt";
-/// Its arguments. The descriptor is [`crate::paths::program::DESCRIPTOR`]. Without the last one, the
+/// Its first arguments. The descriptor is [`crate::paths::program::DESCRIPTOR`]. Without the last one, the
 /// gateway's address leads to the listeners on this host's 127.0.0.1.
 const ALWAYS: [&str; 6] = ["--foreground", "--quiet", "--stderr", "--fd", "3", "--no-map-gw"];
+const ADDRESS: &str = "--address";
+const GATEWAY: &str = "--gateway";
+const NETMASK: &str = "--netmask";
 const PORTS: &str = "--tcp-ports";
 const MTU: &str = "--mtu";
+const DNS_FORWARD: &str = "--dns-forward";
 /// Bytes of the longest frame that passt accepts or sends.
 const MAX_FRAME: usize = 0xffff;
 /// Bytes of the length in front of each frame.
@@ -36,6 +41,15 @@ const PREFIX: usize = 4;
 const MIN_WIRE_FRAME: usize = 60;
 /// Bytes read from the socket at once.
 const INBOX: usize = 4 * (PREFIX + MAX_FRAME);
+
+/// The part of passt's arguments that devices choose.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Options<'a> {
+    /// TCP ports of 127.0.0.1, and the guest's ports that they lead to.
+    pub forward: &'a [(u16, u16)],
+    pub mtu: Option<u16>,
+    pub dns_forward: bool,
+}
 
 /// A passt process and its stream. The process ends on drop.
 #[derive(Debug)]
@@ -51,14 +65,13 @@ pub(super) struct Passt {
 }
 
 impl Passt {
-    /// Starts a passt for a guest whose address is probably `mac`. `forward` lists TCP ports of 127.0.0.1
-    /// and the guest's ports that they lead to.
+    /// Starts a passt for the guest of a device, whose address is probably `mac`.
     ///
     /// # Errors
     /// [`Error::Config`] if a port cannot be forwarded; [`Error::Host`] if passt is missing or does not
     /// start.
-    pub fn start(forward: &[(u16, u16)], mtu: Option<u16>, mac: Mac) -> Result<Self> {
-        check_ports(forward)?;
+    pub fn start(options: &Options<'_>, mac: Mac) -> Result<Self> {
+        check_ports(options.forward)?;
         let failed = |source| Error::host("start passt", source);
         let (socket, child_socket) = UnixStream::pair().map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
@@ -67,7 +80,7 @@ impl Passt {
         for end in [stderr_pipe.as_fd(), child_stderr.as_fd()] {
             rustix::io::ioctl_fionbio(end, true).map_err(|source| failed(source.into()))?;
         }
-        let child = spawn(forward, mtu, child_socket.into(), child_stderr.into()).map_err(|source| {
+        let child = spawn(options, child_socket.into(), child_stderr.into()).map_err(|source| {
             let missing = source.kind() == ErrorKind::NotFound;
             let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
             Error::host(format!("start passt{advice}"), source)
@@ -238,23 +251,39 @@ fn check_ports(forward: &[(u16, u16)]) -> Result<()> {
 /// The pattern of every passt that a device starts.
 #[cfg(any(test, feature = "internal"))]
 pub fn pattern() -> ProgramPattern {
-    ProgramPattern::new(PROGRAM, ALWAYS.iter().map(|argument| Some(argument.as_ref())))
-        .with_options(&[PORTS, MTU])
+    let first = first_arguments();
+    ProgramPattern::new(PROGRAM, first.iter().map(|argument| Some(argument.as_ref()))).with_options(&[
+        PORTS,
+        MTU,
+        DNS_FORWARD,
+    ])
 }
 
-fn spawn(
-    forward: &[(u16, u16)],
-    mtu: Option<u16>,
-    socket: OwnedFd,
-    stderr_pipe: OwnedFd,
-) -> io::Result<Process> {
-    let mut passt = Program::new(PROGRAM).arguments(ALWAYS);
-    for (host, guest) in forward {
-        passt = passt.arguments([PORTS, &format!("127.0.0.1/{host}:{guest}")]);
-    }
-    if let Some(mtu) = mtu {
-        passt = passt.arguments([MTU, &mtu.to_string()]);
-    }
+/// The arguments of every passt. It ignores those of a version of IP that the host has no route for.
+fn first_arguments() -> Vec<String> {
+    let of_network = [
+        (ADDRESS, IPV4.address.to_string()),
+        (NETMASK, IPV4.prefix.to_string()),
+        (GATEWAY, IPV4.gateway.to_string()),
+        (ADDRESS, IPV6.address.to_string()),
+        (GATEWAY, IPV6.gateway.to_string()),
+    ];
+    let of_network = of_network.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
+    ALWAYS.into_iter().map(str::to_owned).chain(of_network).collect()
+}
+
+fn arguments(options: &Options<'_>) -> Vec<String> {
+    let ports = options.forward.iter().map(|(host, guest)| (PORTS, format!("127.0.0.1/{host}:{guest}")));
+    let mtu = options.mtu.map(|mtu| (MTU, mtu.to_string()));
+    let resolvers = [IPV4.resolver.to_string(), IPV6.resolver.to_string()];
+    let resolvers =
+        resolvers.into_iter().filter(|_| options.dns_forward).map(|address| (DNS_FORWARD, address));
+    let chosen = ports.chain(mtu).chain(resolvers).flat_map(|(option, value)| [option.to_owned(), value]);
+    first_arguments().into_iter().chain(chosen).collect()
+}
+
+fn spawn(options: &Options<'_>, socket: OwnedFd, stderr_pipe: OwnedFd) -> io::Result<Process> {
+    let passt = Program::new(PROGRAM).arguments(arguments(options));
     Program { descriptor: Some(socket), stderr: Stream::File(stderr_pipe), ..passt }.start()
 }
 

@@ -7,11 +7,23 @@ fn passt_ends_with_its_socket_as_when_its_owner_is_killed() {
     if let Err(error) = std::process::Command::new("passt").arg("--version").output() {
         return crate::testing::skip(&format!("no passt here ({error})"));
     }
-    let mut passt = Passt::start(&[], None, [2; 6]).unwrap();
+    let mut passt = Passt::start(&Options::default(), [2; 6]).unwrap();
     passt.socket.shutdown(std::net::Shutdown::Both).unwrap();
     crate::testing::limited("passt ends", || passt.child.wait()).unwrap();
     let error = passt.receive(Pieces::default()).unwrap_err().to_string();
     assert!(error.starts_with("passt has ended: "), "{error}");
+}
+
+#[test]
+fn guest_of_every_passt_has_the_same_addresses() {
+    let fixed = "--no-map-gw --address 10.118.111.15 --netmask 24 --gateway 10.118.111.2 \
+                 --address fd76:6f6c:7400::15 --gateway fd76:6f6c:7400::2";
+    let words = |options: &Options<'_>| arguments(options).join(" ");
+    assert!(words(&Options::default()).ends_with(fixed), "{}", words(&Options::default()));
+    let all = Options { forward: &[(8080, 80)], mtu: Some(1400), dns_forward: true };
+    let chosen = "--tcp-ports 127.0.0.1/8080:80 --mtu 1400 --dns-forward 10.118.111.3 \
+                  --dns-forward fd76:6f6c:7400::3";
+    assert!(words(&all).ends_with(&format!("{fixed} {chosen}")), "{}", words(&all));
 }
 
 #[test]

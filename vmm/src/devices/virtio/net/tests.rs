@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::wire::{Wire, wire};
 use super::*;
 use crate::config::devices::RateLimit;
+use crate::config::mac;
 use crate::devices::bus::BusDevice;
 use crate::devices::virtio::feature::EVENT_IDX;
 use crate::devices::virtio::testing::{Driver, Part, Used};
@@ -31,13 +32,14 @@ fn config(backend: NetBackend) -> NetConfig {
         mac: None,
         mtu: None,
         offload: true,
+        dns_forward: false,
         receive_limit: RateLimit::default(),
         transmit_limit: RateLimit::default(),
     }
 }
 
 fn net(wire: Wire) -> Net {
-    Net::new(&config(NetBackend::Tap("unused".into())), address::from_id("eth0"), Box::new(wire))
+    Net::new(&config(NetBackend::Tap("unused".into())), mac::from_id("eth0"), Box::new(wire))
 }
 
 /// Returns the bytes of a frame, different for each number.

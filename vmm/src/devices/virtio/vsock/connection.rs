@@ -397,10 +397,14 @@ impl Connection {
                 None
             }
             Err(error) => {
-                self.log.warn(format_args!(
-                    "vsock: {:?}: cannot read from the host program: {error}",
-                    self.ports
-                ));
+                // A program that is killed, or leaves with bytes unread, resets its connection.
+                if error.kind() != io::ErrorKind::ConnectionReset {
+                    let Ports { host, guest } = self.ports;
+                    self.log.warn(format_args!(
+                        "vsock: cannot read from the program at the host's port {host}, which is connected \
+                         to port {guest} of the guest: {error}"
+                    ));
+                }
                 self.abort("the host program has gone");
                 None
             }

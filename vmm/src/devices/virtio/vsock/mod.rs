@@ -5,6 +5,8 @@
 //! Connections belong to the host and do not outlive the process: after a restore the guest is told that
 //! they are gone.
 
+use std::os::unix::net::UnixStream;
+
 use serde::{Deserialize, Serialize};
 
 use super::chain::Buffers;
@@ -84,6 +86,12 @@ impl Vsock {
         self.table.remove_socket();
     }
 
+    /// Takes a connected stream as that of a host program that has not named its port yet. Its reads and
+    /// writes must not block.
+    pub fn add_caller(&mut self, stream: UnixStream) {
+        self.table.add_caller(stream);
+    }
+
     /// Calls `act` when a connection is established, in whichever direction.
     pub fn at_connection(&mut self, act: impl FnOnce() + Send + 'static) {
         self.table.on_connection(act);
@@ -145,16 +153,17 @@ impl VirtioDevice for Vsock {
         cause: WakeReason,
         io: &mut DeviceIo<'_>,
     ) -> std::result::Result<NextTurn, DeviceFailed> {
+        let reset = self.reset.check(io, EVENT)?;
+        if reset == ResetStatus::ConnectionsLost {
+            // Before the next events: a program that connects now loses nothing.
+            self.table.drop_connections();
+            return Ok(NextTurn::Again);
+        }
         if cause != WakeReason::Notified {
             self.table.handle_events();
         }
-        match self.reset.check(io, EVENT)? {
-            ResetStatus::Clear => {}
-            ResetStatus::ConnectionsLost => {
-                self.table.clear();
-                return Ok(NextTurn::Again);
-            }
-            ResetStatus::InProgress(next) => return Ok(next),
+        if let ResetStatus::InProgress(next) = reset {
+            return Ok(next);
         }
         let taken = io.serve_without_interrupt(TX, |chain| self.table.handle_packet(chain).map(|()| 0))?;
         let next = taken.sooner(self.table.accept_callers()).sooner(self.fill_receive_queue(io)?);

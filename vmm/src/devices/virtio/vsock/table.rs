@@ -131,15 +131,20 @@ impl ConnectionTable {
         counters.ended.add(std::mem::take(&mut self.ended));
     }
 
-    /// Drops all connections.
+    /// Drops all connections, and the host programs that have not named a port.
     pub fn clear(&mut self) {
         self.callers.clear();
+        self.drop_connections();
+        self.has_callers = true;
+    }
+
+    /// Drops all connections.
+    pub fn drop_connections(&mut self) {
         self.ended += self.connections.len() as u64;
         self.connections.clear();
         self.by_ports.clear();
         self.ready.clear();
         self.refusals.clear();
-        self.has_callers = true;
     }
 
     // ---- From the host ----
@@ -181,7 +186,8 @@ impl ConnectionTable {
         NextTurn::Again
     }
 
-    fn add_caller(&mut self, stream: UnixStream) {
+    /// Adds a host program that will name a port.
+    pub fn add_caller(&mut self, stream: UnixStream) {
         let token = self.next_token;
         if let Err(error) = self.watch(&stream, token) {
             return self.warn("watch a connection", &error);

@@ -152,20 +152,23 @@ impl Grants<'_> {
     pub fn check_devices(&self, devices: &mut Devices, given: &Overrides) -> Result<()> {
         let Authorship::Foreign(_) = self.origin else { return Ok(()) };
         for disk in &mut devices.disks {
-            if given.disks.iter().any(|given| given.id == disk.id && given.path.is_some()) {
+            if given.disks.iter().any(|given| given.id == disk.id && given.has_image()) {
                 continue;
             }
-            let id = &disk.id;
-            let about = || (format!("disk {id}: {}", disk.path), Some(Cure::DiskPath { id: id.clone() }));
-            disk.path = match &disk.path {
-                FileRef::Path(path) => match self.find(path, beneath::file, about)? {
-                    Some(file) => FileRef::Checked(file),
-                    None => continue,
-                },
-                FileRef::Checked(_) | FileRef::Fd(_) | FileRef::Untrusted(_) => {
-                    return Err(self.refused(about(), false));
-                }
-            };
+            let id = disk.id.clone();
+            for file in disk.image_mut() {
+                let about = || (format!("disk {id}: {file}"), Some(Cure::DiskPath { id: id.clone() }));
+                let checked = match &*file {
+                    FileRef::Path(path) => match self.find(path, beneath::file, about)? {
+                        Some(found) => FileRef::Checked(found),
+                        None => continue,
+                    },
+                    FileRef::Checked(_) | FileRef::Fd(_) | FileRef::Untrusted(_) => {
+                        return Err(self.refused(about(), false));
+                    }
+                };
+                *file = checked;
+            }
         }
         for network in &devices.networks {
             if given.networks.iter().any(|given| given.id == network.id && given.backend.is_some()) {

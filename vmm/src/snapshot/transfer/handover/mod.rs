@@ -86,8 +86,10 @@ impl Snapshot {
         let mut config = self.config().clone();
         for disk in &mut config.devices.disks {
             // Descriptor numbers mean other files in the receiver, which names a file of its own.
-            if let FileRef::Fd(number) | FileRef::Untrusted(number) = disk.path {
-                disk.path = FileRef::Path(format!("fd:{number} of process {}", std::process::id()).into());
+            for file in disk.image_mut() {
+                if let FileRef::Fd(number) | FileRef::Untrusted(number) = file {
+                    *file = FileRef::Path(format!("fd:{number} of process {}", std::process::id()).into());
+                }
             }
         }
         let state = manifest::encode(self.metadata(), &config, self.machine(), |_| Ok(None))?;

@@ -1,6 +1,6 @@
 //! Reads, writes, zeros, discards and flushes of a disk with a layer: [`Storage`] for [`Overlay`].
 
-use std::{io, iter};
+use std::io;
 
 use super::Overlay;
 use crate::devices::virtio::block::cluster_map::{CLUSTER, ClusterMap};
@@ -18,10 +18,10 @@ impl Storage for Overlay {
     fn read(&mut self, mut at: u64, mut into: Buffers<'_>) -> io::Result<()> {
         while !into.is_empty() {
             let (len, in_layer) = self.same_file_len(at, into.len() as u64);
-            let part = into.take(len as usize);
+            let piece = into.take(len as usize);
             match in_layer {
-                true => self.layer.read(self.map.data() + at, &part)?,
-                false => self.lower.read(at, &part)?,
+                true => self.layer.read(self.map.data() + at, &piece)?,
+                false => self.lower.read(at, piece)?,
             }
             at += len;
         }
@@ -104,13 +104,13 @@ impl Storage for Overlay {
     /// Lower layers are copied into a snapshot. A sync of this one shows whether the host lost some of it
     /// before.
     fn files_to_sync(&self) -> Vec<&HostFile> {
-        iter::once(self.lower.base()).chain(self.has_name.then_some(&self.layer)).collect()
+        self.lower.base().iter().chain(self.has_name.then_some(&self.layer)).collect()
     }
 
     fn locate(&self, at: u64, len: u64) -> Option<FileOffset> {
         match self.same_file_len(at, len) {
             (run, _) if run < len => None,
-            (_, false) => Some(self.lower.locate(at)),
+            (_, false) => self.lower.locate(at, len),
             (_, true) => Some(FileOffset { file: self.layer_number(), at: self.map.data() + at }),
         }
     }

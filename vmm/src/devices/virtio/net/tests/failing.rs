@@ -52,7 +52,7 @@ fn failing() -> (Driver, UnixDatagram, Arc<Mutex<Script>>) {
     let (end, other) = wire();
     let script = Arc::new(Mutex::new(Script::default()));
     let backend = Box::new(FailingBackend(end, Arc::clone(&script)));
-    let net = Net::new(&config(NetBackend::Tap("unused".into())), address::from_id("eth0"), backend);
+    let net = Net::new(&config(NetBackend::Tap("unused".into())), mac::from_id("eth0"), backend);
     (Driver::new(net), other, script)
 }
 
@@ -120,8 +120,7 @@ fn at_slow_passt() -> (Driver, UnixStream) {
     assert_eq!(set, 0);
     other.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let passt = Passt::with(Program::new("true").start().unwrap(), socket, io::pipe().unwrap().0);
-    let net =
-        Net::new(&config(NetBackend::Passt { forward: vec![] }), address::from_id("eth0"), Box::new(passt));
+    let net = Net::new(&config(NetBackend::Passt { forward: vec![] }), mac::from_id("eth0"), Box::new(passt));
     (Driver::new(net), other)
 }
 

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::*;
+use crate::devices::virtio::net::passt::Options;
 use crate::testing::{limited, wait_until};
 
 /// Returns whether the program and a network are available, and skips the test otherwise.
@@ -118,7 +119,7 @@ fn passt_ends_with_its_owner() {
     if !has_passt() {
         return;
     }
-    let passt = Passt::start(&[], Some(1400), [2; 6]).unwrap();
+    let passt = Passt::start(&Options { mtu: Some(1400), ..Default::default() }, [2; 6]).unwrap();
     let process = format!("/proc/{}", passt.id());
     assert!(std::fs::metadata(&process).is_ok());
     drop(passt);
@@ -130,10 +131,10 @@ fn link_is_down_after_passt_has_ended() {
     if !has_passt() {
         return;
     }
-    let passt = Passt::start(&[], None, [2; 6]).unwrap();
+    let passt = Passt::start(&Options::default(), [2; 6]).unwrap();
     let process = passt.id() as i32;
     let asked = config(NetBackend::Passt { forward: vec![] });
-    let mut driver = Driver::new(Net::new(&asked, address::from_id("eth0"), Box::new(passt)));
+    let mut driver = Driver::new(Net::new(&asked, mac::from_id("eth0"), Box::new(passt)));
     assert_arp_works(&mut driver);
     // SAFETY: the process is the child that was just started; it still exists, because it was not waited
     // for.

@@ -1,9 +1,10 @@
 //! Ethernet addresses derived from the device's id.
 
-use crate::config::network::Mac;
+/// An Ethernet address.
+pub type Mac = [u8; 6];
 
 /// Derives an address from an id: always the same one, locally administered, unicast.
-pub(super) fn from_id(id: &str) -> Mac {
+pub(crate) fn from_id(id: &str) -> Mac {
     // FNV-1a
     let hash = id
         .bytes()
