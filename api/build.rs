@@ -1,4 +1,5 @@
-//! Passes `order.ld` to the linker, which puts the functions that a restore executes side by side.
+//! Passes `order.ld` to the linker, which puts the functions that a restore executes side by side, and has it
+//! pack relocations.
 
 use std::env;
 use std::path::Path;
@@ -16,5 +17,9 @@ fn main() {
         for argument in ["-Xlinker", "-T", "-Xlinker", &order.display().to_string()] {
             println!("cargo::rustc-link-arg-bin=volt-vmm={argument}");
         }
+        // The start-up code reads every relocation. Packed, all 7,000 are in one page rather than in 44. It
+        // understands packed ones from musl 1.2.4 on, and the pinned toolchain has a later one. A linker that
+        // does not know the keyword (binutils before 2.38) warns and goes on.
+        println!("cargo::rustc-link-arg-bin=volt-vmm=-Wl,-z,pack-relative-relocs");
     }
 }

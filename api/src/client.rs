@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use volt_agent_client::Timed;
 use volt_vmm::internal::peer_of;
 
 use crate::cures;
@@ -44,7 +45,7 @@ pub(crate) fn put_within(
     body: &impl Serialize,
     patience: Duration,
 ) -> Result<(), Failure> {
-    converse(socket, Timed::connect(socket, patience)?, "PUT", path, body).map(drop)
+    converse(socket, connect_timed(socket, patience)?, "PUT", path, body).map(drop)
 }
 
 /// As [`put`], with `PATCH path`.
@@ -72,7 +73,7 @@ pub(crate) fn post<T: DeserializeOwned>(
 /// # Errors
 /// As [`put_within`].
 pub(crate) fn delete_within(socket: &Path, path: &str, patience: Duration) -> Result<(), Failure> {
-    converse(socket, Timed::connect(socket, patience)?, "DELETE", path, &()).map(drop)
+    converse(socket, connect_timed(socket, patience)?, "DELETE", path, &()).map(drop)
 }
 
 /// Returns the response to `GET path`.
@@ -83,38 +84,9 @@ pub(crate) fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, F
     decode(socket, "GET", path, &request(socket, "GET", path, &())?)
 }
 
-/// A stream of which all reads end at one time.
-struct Timed {
-    stream: UnixStream,
-    end: Instant,
-}
-
-impl Timed {
-    fn connect(socket: &Path, patience: Duration) -> Result<Self, Failure> {
-        let stream = connect_within(socket, patience).map_err(|error| cannot_connect(socket, &error))?;
-        Ok(Self { stream, end: Instant::now() + patience })
-    }
-}
-
-impl Read for Timed {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        self.stream.set_read_timeout(Some(left))?;
-        self.stream.read(bytes)
-    }
-}
-
-impl Write for Timed {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
-    }
+fn connect_timed(socket: &Path, patience: Duration) -> Result<Timed, Failure> {
+    let stream = connect_within(socket, patience).map_err(|error| cannot_connect(socket, &error))?;
+    Ok(Timed::new(stream, Some(patience)))
 }
 
 /// Connects, and waits so long for room in the server's backlog. Writes wait as long.

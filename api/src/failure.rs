@@ -35,9 +35,15 @@ pub(crate) enum Failure {
     /// A snapshot with a name cannot be used as asked.
     #[error("snapshot {name}: {problem}")]
     Snapshot { name: String, problem: String },
+    /// A volume with a name cannot be used as asked.
+    #[error("volume {name}: {problem}")]
+    Volume { name: String, problem: String },
     /// A run directory cannot be used.
     #[error("run directory {}: {problem}", path.display())]
     RunDirectory { path: PathBuf, problem: String },
+    /// An image cannot be stored, found or removed.
+    #[error(transparent)]
+    Image(#[from] volt_image::Error),
     /// The error text from the server at the API socket.
     #[error("{0}")]
     Server(String),
@@ -50,6 +56,11 @@ impl Failure {
     /// Makes an error of a system call. `act` names act and object: `read config file /x.json`.
     pub(crate) fn system(act: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::System { act: act.into(), source: source.into() }
+    }
+
+    /// Makes an error of a part of the configuration, or of an option of the command line.
+    pub(crate) fn config(field: &'static str, problem: impl Into<String>) -> Self {
+        volt_vmm::Error::Config { field, problem: problem.into().into() }.into()
     }
 
     /// Makes an error of the child whose API socket is `socket`.
@@ -104,7 +115,9 @@ pub(crate) mod tests {
             Failure::child(Path::new("PATH"), "…"),
             Failure::vm("NAME", "…"),
             Failure::Snapshot { name: "NAME".into(), problem: "…".into() },
+            Failure::Volume { name: "NAME".into(), problem: "…".into() },
             Failure::run_dir(Path::new("PATH"), "…"),
+            Failure::Image(volt_image::Error::Unknown("NAME".into())),
             Failure::Server("…".into()),
             Failure::Interrupted { problem: "…".into(), signal: libc::SIGINT },
         ]

@@ -5,15 +5,19 @@
 //! their ports. Only the library calls KVM.
 #![cfg_attr(not(test), no_main)]
 
+mod agent;
 mod cli;
 mod client;
 mod cures;
 mod descriptors;
 mod failure;
 mod fatal_signals;
+mod guest_agent;
+mod image_start;
 mod messages;
 mod output;
 mod process;
+mod registry;
 mod rest;
 mod run_dir;
 mod serial;
@@ -50,7 +54,7 @@ extern "C" fn main(argument_count: i32, arguments: *const *const libc::c_char) -
     terminal::leave_raw_mode();
     let status = outcome.unwrap_or_else(|failure| {
         let report = failure.report(cures::as_option);
-        messages::say(format!("volt-vmm: {}", output::print::harmless(&report)));
+        messages::say(format!("volt-vmm: {}", messages::harmless(&report)));
         process::exit::Status::of_failure(&failure)
     });
     let _ = std::io::stdout().flush();

@@ -2,6 +2,8 @@
 
 use std::io::{IsTerminal, Write, stderr};
 
+pub(crate) use volt_agent_client::harmless;
+
 /// Goes to the beginning of a terminal's line and clears it.
 pub(crate) const CLEAR_LINE: &str = "\r\x1b[K";
 

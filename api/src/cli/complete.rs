@@ -1,4 +1,4 @@
-//! Candidates for arguments that name VMs and snapshots, for shells that complete them.
+//! Candidates for arguments that name VMs, snapshots, images and volumes, for shells that complete them.
 
 use std::ffi::OsStr;
 
@@ -6,7 +6,8 @@ use clap_complete::engine::{
     ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter,
 };
 
-use super::snapshot_place;
+use super::volume_place::Volumes;
+use super::{image_place, snapshot_place};
 use crate::run_dir::listing;
 use crate::run_dir::root::RunRoot;
 use crate::run_dir::vm_dir::VmDir;
@@ -45,6 +46,22 @@ pub(super) fn snapshots_and_paths() -> ArgValueCompleter {
 /// Completes the names of VMs that live and of snapshots, for `snapshot create VM SNAPSHOT`.
 pub(super) fn vms_and_snapshots() -> ArgValueCandidates {
     ArgValueCandidates::new(|| names(VmDir::is_alive).into_iter().chain(snapshot_names()).collect())
+}
+
+/// Completes the names of stored images.
+pub(super) fn images() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let names = image_place::store().ok().and_then(|store| store.names().ok()).unwrap_or_default();
+        names.keys().map(|name| CompletionCandidate::new(image_place::short_name(name))).collect()
+    })
+}
+
+/// Completes the names of volumes.
+pub(super) fn volumes() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let all = Volumes::open().and_then(|volumes| volumes.all()).unwrap_or_default();
+        all.iter().map(|volume| CompletionCandidate::new(volume.name.as_str())).collect()
+    })
 }
 
 fn names(is_wanted: impl Fn(&VmDir) -> bool) -> Vec<CompletionCandidate> {

@@ -4,10 +4,11 @@
 use std::ffi::OsString;
 use std::io::stdout;
 
-use clap::{Args, CommandFactory, ValueEnum};
+use clap::{Args, ValueEnum};
 use clap_complete::CompleteEnv;
 use clap_complete::env::Shells;
 
+use super::parsed::whole;
 use super::{Arguments, Outcome};
 use crate::failure::Failure;
 use crate::process::exit::Status;
@@ -55,7 +56,7 @@ impl Completion {
 pub(super) fn answer(arguments: &[OsString]) -> Option<Outcome> {
     std::env::var_os(ASKS).filter(|shell| !shell.is_empty())?;
     let here = std::env::current_dir().ok();
-    let complete = CompleteEnv::with_factory(Arguments::command).bin(PROGRAM).completer(PROGRAM);
+    let complete = CompleteEnv::with_factory(whole::<Arguments>).bin(PROGRAM).completer(PROGRAM);
     match complete.try_complete(arguments.iter().cloned(), here.as_deref()) {
         Ok(true) => Some(Ok(Status::Success)),
         Ok(false) => None,

@@ -47,6 +47,11 @@ enum ConfineMode {
 }
 
 impl ConfineArgs {
+    /// Whether the process may open no files but those of the configuration.
+    pub(super) fn is_strict(&self) -> bool {
+        self.confine == ConfineMode::Strict
+    }
+
     /// The confinement, with these bounds if it is strict.
     pub(super) fn choice(self, bounds: impl FnOnce() -> Bounds) -> ConfinementChoice {
         ConfinementChoice {

@@ -4,9 +4,9 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use volt_vmm::FileRef;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
-use volt_vmm::{Error, FileRef};
 
 use super::key_values::{OptionKey, begins_with_key, parse, parse_without};
 use crate::failure::Failure;
@@ -16,6 +16,8 @@ use crate::process::home::{self, Home};
 pub(super) const DISK: &[OptionKey] = &[
     OptionKey::plain("path", "PATH", &["path"])
         .about("raw image or block device; as the first word, PATH alone is enough"),
+    OptionKey::repeated("part", "PATH", &["parts"])
+        .about("a file of the image, in place of path; repeatable, in order"),
     OptionKey::plain("id", "ID", &["id"])
         .about("name of the disk in the API and in snapshots [disk0, disk1…]"),
     OptionKey::flag("ro", &["read_only"]).about("refuse the guest's writes"),
@@ -36,7 +38,7 @@ pub(super) const DISK: &[OptionKey] = &[
 /// Keys of `--net`. An override takes those that spell one of its fields.
 pub(super) const NET: &[OptionKey] = &[
     OptionKey::flag("user", &["backend", "passt"])
-        .about("reach what this user reaches, without privileges (program passt)"),
+        .about("reach what this user reaches, with fixed addresses (program passt)"),
     // Its old spelling.
     OptionKey::flag("passt", &["backend", "passt"]),
     OptionKey::plain("tap", "NAME", &["backend", "tap"])
@@ -76,18 +78,19 @@ pub(super) const BALLOON: &[OptionKey] = &[
 /// Devices of a VM that boots
 #[derive(Debug, Args)]
 pub(super) struct DeviceArgs {
-    /// Add a disk: PATH or path=PATH, then [,id=ID][,ro][,layer=PATH[,beneath=PATH][,layer-size=SIZE]]
-    /// [,cache=writeback|unsafe][,engine=sync|io_uring][,bandwidth=LIMIT][,ops=LIMIT]. The first one is the
-    /// root file system, unless there is an initrd or --cmdline has root=. LIMIT is
-    /// AMOUNT[/MILLISECONDS][+BURST]: 10M is 10 MiB a second, and BURST comes on top once. Repeatable.
-    /// `volt-vmm help devices` explains each key
+    /// Add a disk: PATH or path=PATH, or part=PATH[,part=PATH], then [,id=ID][,ro]
+    /// [,layer=PATH[,beneath=PATH][,layer-size=SIZE]][,cache=writeback|unsafe][,engine=sync|io_uring]
+    /// [,bandwidth=LIMIT][,ops=LIMIT]. The first one is the root file system, unless there is an initrd or
+    /// --cmdline has root=. LIMIT is AMOUNT[/MILLISECONDS][+BURST]: 10M is 10 MiB a second, and BURST comes
+    /// on top once. Repeatable. `volt-vmm help devices` explains each key
     #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
     disks: Vec<DiskConfig>,
 
     /// Add a network interface: none, user, tap=NAME or tap=fd:N, then [,id=ID][,mac=ADDRESS][,mtu=BYTES]
     /// [,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT], and with
-    /// user [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1; repeatable). LIMIT is as for --disk.
-    /// Repeatable [default: none]
+    /// user [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1; repeatable). The VM of an image has its
+    /// addresses at once with user, and configures a tap itself. LIMIT is as for --disk. Repeatable
+    /// [default: none]
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetArg>,
 
@@ -145,7 +148,7 @@ impl DeviceArgs {
             devices.disks.push(disk);
         }
         if networks.len() > 1 && networks.iter().any(|network| matches!(network, NetArg::Nothing)) {
-            return Err(refused("networks", "none stands alone; leave it out to add interfaces"));
+            return Err(Failure::config("networks", "none stands alone; leave it out to add interfaces"));
         }
         for network in networks {
             match network {
@@ -180,14 +183,11 @@ fn socket(device: &'static str, given: &Path, of_home: fn(&Home) -> PathBuf) -> 
     match home::get() {
         _ if !given.as_os_str().is_empty() => Ok(given.to_owned()),
         Some(home) => Ok(of_home(home)),
-        None => {
-            Err(refused(device, "give the path of its socket; only a VM with a name (--name) needs none"))
-        }
+        None => Err(Failure::config(
+            device,
+            "give the path of its socket; only a VM with a name (--name) needs none",
+        )),
     }
-}
-
-fn refused(field: &'static str, problem: &str) -> Failure {
-    Error::Config { field, problem: problem.to_owned().into() }.into()
 }
 
 /// Names a device without an id by its number.
@@ -289,6 +289,14 @@ mod tests {
     }
 
     #[test]
+    fn repeated_part_adds_a_file_to_the_image() {
+        let found = devices("--disk part=/a,id=root,part=fd:3,ro --disk part=/b,layer=/l").unwrap();
+        let [root, other] = &found.disks[..] else { panic!("{found:?}") };
+        assert_eq!((&root.parts, root.path.is_none()), (&vec!["/a".into(), FileRef::Fd(3)], true));
+        assert_eq!((&other.parts, other.id.as_str()), (&vec!["/b".into()], "disk1"));
+    }
+
+    #[test]
     fn network_has_one_of_three_words() {
         let backend = |line: &str| devices(line).unwrap().networks.first().map(|first| first.backend.clone());
         assert_eq!(backend("--net none"), None);
@@ -306,7 +314,7 @@ mod tests {
     #[test]
     fn invalid_value_is_refused_by_its_key() {
         for (line, words) in [
-            ("--disk ro", "path=... is missing"),
+            ("--disk ro", "disk0: has no file; give it a path, or parts"),
             ("--disk path=/d,rw", "\"rw\" is unknown"),
             ("--disk path=/d,read_only", "\"read_only\" is unknown"),
             ("--disk path=/d,ro=yes", "\"ro=yes\": ro takes no value"),
@@ -316,6 +324,8 @@ mod tests {
             ("--disk path=/d,cache=none", "cache=none: it is one of writeback, unsafe"),
             ("--disk path=/d,bandwidth=fast", "bandwidth=fast: write AMOUNT[/MILLISECONDS][+BURST]"),
             ("--disk path=/d,beneath=/l", "a layer beneath but no layer above it"),
+            ("--disk path=/d,part=/p,ro", "has a path and parts; give one of them"),
+            ("--disk part=/p", "its parts are only read; make the disk read-only, or give it a layer"),
             ("--disk path=/d,id=a/b", "id \"a/b\""),
             ("--disk path=/d,id=a --disk path=/e,id=a", "twice"),
             ("--net mac=02:00:00:00:00:07", "user or tap=NAME"),

@@ -11,7 +11,7 @@ use volt_vmm::{Error, MetadataStore, VmShape};
 use super::config_file::ConfigFile;
 use super::confine::ConfineArgs;
 use super::empty::Empty;
-use super::parsed::parsed;
+use super::parsed::{WIDTH, parsed};
 use super::run::boot;
 use super::{Outcome, prewarm};
 use crate::failure::Failure;
@@ -50,7 +50,7 @@ const NO_PCI: &str = "volt-vmm has no PCI; its devices are on MMIO";
 #[derive(Debug, Parser)]
 #[command(
     name = "firecracker",
-    max_term_width = 110,
+    max_term_width = WIDTH,
     disable_version_flag = true,
     group = ArgGroup::new("question").multiple(false),
 )]
@@ -328,7 +328,7 @@ impl Firecracker {
             }
             (given, of_file) => given.or(of_file),
         };
-        boot(config, &self.allowed, self.confine, api_socket.as_deref(), Some(self.id), options)
+        boot(config, &self.allowed, self.confine, api_socket.as_deref(), Some(self.id), options, None)
     }
 }
 

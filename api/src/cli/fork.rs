@@ -65,6 +65,16 @@ pub(crate) struct ForkCommand {
     #[arg(long, value_name = "FILE", requires = "children")]
     serial: Option<PathBuf>,
 
+    /// Have the guest's agent run the programs in /etc/volt/pre-snapshot.d and freeze all other processes
+    /// first, so that each child gets entropy, time and names of its own before they go on. For VMs that run
+    /// an image
+    #[arg(long)]
+    quiesce: bool,
+
+    /// Fail unless the agent of each child wakes its guest whole
+    #[arg(long, conflicts_with = "paused")]
+    require_agent: bool,
+
     /// Leave the children paused until a client of their API resumes them
     #[arg(long)]
     paused: bool,
@@ -102,11 +112,13 @@ impl ForkCommand {
 
     /// Forks into VMs with names.
     fn execute_with_names(self, target: &Target, api_socket: &Path) -> Outcome {
-        let Self { name, count, json, paused, overrides, .. } = self;
+        let Self { name, count, json, paused, quiesce, require_agent, overrides, .. } = self;
         let mut overrides = overrides.into();
         make_absolute(&mut overrides)?;
         let children = NamedChildren::claim(target, name, count, api_socket, overrides)?;
-        fork(api_socket, &ForkRequest { children: children.requests(), paused, operation: None })?;
+        let children_of = children.requests();
+        let request = ForkRequest { children: children_of, paused, quiesce, require_agent, operation: None };
+        fork(api_socket, &request)?;
         let records = children.keep();
         let names =
             |records: &Vec<Record>| records.iter().map(|record| format!("{}\n", record.name)).collect();
@@ -150,7 +162,8 @@ impl ForkCommand {
             }
         };
         only_for_one("disk, net, vsock, console", overrides == Overrides::default())?;
-        Ok(ForkRequest { children, paused: self.paused, operation: None })
+        let Self { paused, quiesce, require_agent, .. } = self;
+        Ok(ForkRequest { children, paused, quiesce, require_agent, operation: None })
     }
 }
 

@@ -38,6 +38,8 @@ enum Syntax {
     Size,
     /// `10M/100+64M`
     Rate,
+    /// As [`Syntax::Plain`], and the key may be repeated.
+    Repeated,
     /// `8080:80`, and the key may be repeated.
     Ports,
 }
@@ -58,6 +60,14 @@ impl OptionKey {
         path: &'static [&'static str],
     ) -> Self {
         Self { name, value, path, syntax: Syntax::Plain, about: "" }
+    }
+
+    pub(super) const fn repeated(
+        name: &'static str,
+        value: &'static str,
+        path: &'static [&'static str],
+    ) -> Self {
+        Self { name, value, path, syntax: Syntax::Repeated, about: "" }
     }
 
     pub(super) const fn size(name: &'static str, path: &'static [&'static str]) -> Self {
@@ -166,7 +176,8 @@ fn read<'a>(keys: &'static [OptionKey], text: &'a str) -> Result<Vec<Given<'a>>,
             (Syntax::Flag, None) | (_, Some(_)) => {}
             (_, None) => return Err(format!("{word:?} needs a value: {key}")),
         }
-        if key.syntax != Syntax::Ports && all.iter().any(|other| other.key.name == name) {
+        let may_repeat = matches!(key.syntax, Syntax::Repeated | Syntax::Ports);
+        if !may_repeat && all.iter().any(|other| other.key.name == name) {
             return Err(format!("{word:?}: {name} is given twice"));
         }
         all.push(Given { key, text: value.unwrap_or_default() });
@@ -282,6 +293,9 @@ impl<'de> Deserializer<'de> for Group<'_> {
                     ("one_time_burst", bucket.one_time_burst),
                 ];
                 visitor.visit_map(MapDeserializer::new(fields.into_iter()))
+            }
+            Syntax::Repeated => {
+                visitor.visit_seq(SeqDeserializer::new(self.given.iter().map(|given| given.text)))
             }
             Syntax::Ports => {
                 let pair = |given: &Given<'_>| {

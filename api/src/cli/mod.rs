@@ -12,6 +12,7 @@ use crate::process::exit::Status;
 use crate::process::vm_slot::DEFAULT_ID;
 use crate::rest::ApiOptions;
 
+mod attached_volumes;
 mod bench;
 mod complete;
 mod completion;
@@ -22,14 +23,23 @@ mod device_help;
 mod devices;
 mod doctor;
 mod empty;
+mod empty_disk;
+mod environment;
 mod firecracker;
 mod followed;
 mod fork;
 mod forked;
+mod image_intake;
+mod image_options;
+mod image_place;
+mod image_vm;
+mod images;
 mod jailer;
 mod key_values;
 mod limits;
+mod list_options;
 mod log_options;
+mod main_streams;
 mod man;
 mod metrics;
 mod overrides;
@@ -45,13 +55,15 @@ mod snapshot_place;
 mod snapshots;
 mod unpack;
 mod vms;
+mod volume_place;
+mod volumes;
 mod working_set;
 
 use confine::ConfineArgs;
 use firecracker::Firecracker;
 use log_options::LogArgs;
 use parsed::parsed;
-use vms::{attach, events, inspect, logs, pause, ps, rm, stats, stop, wait};
+use vms::{attach, copy, events, exec, inspect, logs, pause, port_forward, ps, rm, stats, stop, wait};
 
 type Outcome = Result<Status, Failure>;
 
@@ -84,7 +96,7 @@ Examples:
 #[command(
     name = "volt-vmm",
     version,
-    max_term_width = 110,
+    max_term_width = parsed::WIDTH,
     args_conflicts_with_subcommands = true,
     arg_required_else_help = true,
     after_help = "Run `volt-vmm --help` for examples and exit statuses.",
@@ -133,14 +145,20 @@ struct Arguments {
     confine: ConfineArgs,
 }
 
+/// The commands. Clap defines the options of the one that is named, because those of all take half a
+/// millisecond.
 #[derive(Debug, Subcommand)]
+#[command(defer = true)]
 enum Command {
-    Run(run::Run),
+    Run(Box<run::Run>),
     Ps(ps::Ps),
+    Exec(exec::Exec),
+    Cp(copy::Copy),
     Inspect(inspect::Inspect),
     Logs(logs::Logs),
     Attach(attach::Attach),
     Console(attach::AttachConsole),
+    PortForward(port_forward::PortForward),
     Pause(pause::Pause),
     Resume(pause::Resume),
     Stop(stop::Stop),
@@ -151,6 +169,8 @@ enum Command {
     Stats(stats::Stats),
     Events(events::Events),
     Snapshot(snapshots::Snapshot),
+    Image(images::ImageCommand),
+    Volume(volumes::VolumeCommand),
     Restore(restore::Restore),
     Fork(fork::ForkCommand),
     Rewind(rewind::Rewind),
@@ -169,8 +189,8 @@ enum Command {
 /// Runs the command line. The first argument is the program's name.
 ///
 /// A plain restore and a fork's child are recognized without clap, because its set-up takes longer than all
-/// other work before the restore. Clap would parse them to the same command. Firecracker's command line is
-/// parsed without the other commands, whose options take as long to set up.
+/// other work before the restore. Clap would parse them to the same command. Firecracker's command line has a
+/// parser of its own.
 pub(crate) fn execute(mut arguments: Vec<OsString>) -> Outcome {
     // Firecracker's clients execute a program of this name.
     if arguments.first().is_some_and(|name| Path::new(name).file_name() == Some("jailer".as_ref())) {
@@ -220,12 +240,16 @@ impl Arguments {
 impl Command {
     fn execute(self) -> Outcome {
         match self {
+            Self::Run(command) if command.image.image.is_some() => image_vm::run(*command),
             Self::Run(command) => command.execute(),
             Self::Ps(command) => command.execute(),
+            Self::Exec(command) => command.execute(),
+            Self::Cp(command) => command.execute(),
             Self::Inspect(command) => command.execute(),
             Self::Logs(command) => command.execute(),
             Self::Attach(command) => command.execute(),
             Self::Console(command) => command.execute(),
+            Self::PortForward(command) => command.execute(),
             Self::Pause(command) => command.execute(),
             Self::Resume(command) => command.execute(),
             Self::Stop(command) => command.execute(),
@@ -236,6 +260,8 @@ impl Command {
             Self::Stats(command) => command.execute(),
             Self::Events(command) => command.execute(),
             Self::Snapshot(command) => command.execute(),
+            Self::Image(command) => command.execute(),
+            Self::Volume(command) => command.execute(),
             Self::Restore(command) => command.execute(),
             Self::Fork(command) => command.execute(),
             Self::Rewind(command) => command.execute(),
@@ -262,6 +288,7 @@ mod tests {
     use crate::process::confinement_choice::ConfinementChoice;
     use clap::CommandFactory;
 
+    use super::parsed::whole;
     use super::*;
 
     fn parse(line: &str) -> Result<Arguments, String> {
@@ -270,7 +297,7 @@ mod tests {
 
     #[test]
     fn definition_passes_the_checks_of_clap() {
-        Arguments::command().debug_assert();
+        whole::<Arguments>().debug_assert();
     }
 
     #[test]
@@ -348,8 +375,11 @@ mod tests {
         }
     }
 
-    /// Collects the visible commands without subcommands whose long help has no example.
+    /// Collects the visible commands without subcommands whose long help has no example, but clap's own.
     fn collect_without_example(path: &str, command: &clap::Command, to: &mut Vec<String>) {
+        if command.get_name() == "help" {
+            return;
+        }
         let path = format!("{path} {}", command.get_name());
         let mut children = command.get_subcommands().filter(|child| !child.is_hide_set()).peekable();
         let help = command.clone().render_long_help().to_string();
@@ -362,10 +392,29 @@ mod tests {
     #[test]
     fn help_of_each_command_has_an_example() {
         let mut found = Vec::new();
-        let commands = Arguments::command();
+        let commands = whole::<Arguments>();
         let shown = commands.get_subcommands().filter(|command| !command.is_hide_set());
         shown.for_each(|command| collect_without_example("volt-vmm", command, &mut found));
         assert_eq!(found, Vec::<String>::new());
+    }
+
+    #[test]
+    fn options_of_a_command_are_defined_once_it_is_named() {
+        let options = |command: &clap::Command| {
+            let run = command.find_subcommand("run").unwrap();
+            run.get_arguments().filter(|option| option.get_id() == "kernel").count()
+        };
+        assert_eq!((options(&Arguments::command()), options(&whole::<Arguments>())), (0, 1));
+    }
+
+    #[test]
+    fn list_of_commands_describes_each() {
+        let help = whole::<Arguments>().render_help().to_string();
+        let (_, list) = help.split_once("Commands:\n").unwrap();
+        let list = list.lines().take_while(|line| !line.is_empty());
+        let commands = list.filter(|line| !line.starts_with("   ")).collect::<Vec<_>>();
+        assert!(commands.len() > 20, "{help}");
+        assert!(commands.iter().all(|line| line.split_whitespace().count() > 3), "{help}");
     }
 
     #[test]

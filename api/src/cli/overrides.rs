@@ -14,9 +14,10 @@ use super::key_values::parse;
 /// Overrides for this clone
 #[derive(Debug, Default, Args)]
 pub(super) struct OverrideArgs {
-    /// Give a disk of the snapshot another file or rate limit: id=ID[,path=PATH][,layer=PATH]
-    /// [,layer-size=SIZE][,bandwidth=LIMIT][,ops=LIMIT][,changed=accept]. LIMIT is as for a VM that boots,
-    /// and 0 for none. changed=accept takes an image that has changed since the snapshot. Repeatable
+    /// Give a disk of the snapshot another file or rate limit: id=ID[,path=PATH or
+    /// ,part=PATH[,part=PATH]][,layer=PATH][,layer-size=SIZE][,bandwidth=LIMIT][,ops=LIMIT]
+    /// [,changed=accept]. LIMIT is as for a VM that boots, and 0 for none. changed=accept takes an image
+    /// that has changed since the snapshot. Repeatable
     #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
     disks: Vec<DiskOverride>,
 

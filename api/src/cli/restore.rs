@@ -17,6 +17,7 @@ use super::unpack::UnpackArgs;
 use super::vms::children::own_sockets;
 use super::vms::naming::NamingArgs;
 use super::working_set::WorkingSetArgs;
+use crate::process::guest_note::GuestNote;
 use crate::process::start::SnapshotPlace;
 use crate::process::{bounds, confinement, home, start};
 use crate::run_dir::record::Origin;
@@ -75,6 +76,11 @@ pub(crate) struct Restore {
     #[command(flatten)]
     pub(super) working_set: WorkingSetArgs,
 
+    /// Fail, and end the VM, if the agent of a guest from a quiet snapshot (snapshot create --quiesce) does
+    /// not wake it whole: with entropy, time and names of its own, and all hooks
+    #[arg(long, conflicts_with = "paused")]
+    pub(super) require_agent: bool,
+
     /// Guest time: continue from the snapshot, or jump by the time since (realtime)
     #[arg(long, value_name = "continue|realtime", default_value_t)]
     pub(super) clock: ClockMode,
@@ -111,6 +117,7 @@ impl Restore {
             working_set: WorkingSetArgs::default(),
             clock: ClockMode::default(),
             paused: false,
+            require_agent: false,
             api_socket,
             log: LogArgs::default(),
             confine: ConfineArgs::default(),
@@ -154,6 +161,9 @@ impl Restore {
         let snapshot = ManuallyDrop::new(start::open(&place, &options)?);
         let config = snapshot.config();
         if let Some(home) = home::get() {
+            if let Some(main) = GuestNote::in_snapshot(&snapshot).main {
+                home.take_main(main)?;
+            }
             own_sockets(&mut options.overrides, &config.devices, home.directory());
         }
         let bounds = || {
@@ -169,7 +179,7 @@ impl Restore {
             let _ = snapshot.look_for_working_set();
         }
         confinement::apply(choice, Some(VmShape::of(config)))?;
-        let mut session = Session::open(self.api_socket.as_deref())?;
+        let mut session = Session::open(self.api_socket.as_deref())?.requiring_agent(self.require_agent);
         if may_wait {
             session.watch_signals()?;
         }

@@ -10,9 +10,11 @@ use super::config_file::ConfigFile;
 use super::confine::ConfineArgs;
 use super::cpu;
 use super::devices::DeviceArgs;
+use super::image_options::ImageArgs;
 use super::log_options::LogArgs;
 use super::vms::naming::NamingArgs;
 use crate::failure::Failure;
+use crate::image_start::ImageStart;
 use crate::output::progress;
 use crate::process::home;
 use crate::process::log;
@@ -22,22 +24,24 @@ use crate::rest::{ApiOptions, Draft};
 use crate::run_dir::record::Origin;
 use crate::session::Session;
 
-/// Boot a Linux kernel; its console is this terminal
+/// Run an image of a container, or boot a Linux kernel whose console is this terminal
 ///
 /// Example: volt-vmm run --name web --kernel vmlinux --disk rootfs.img --memory 512M --vcpus 2
+///
+/// Example: volt-vmm run --rm -it python:3.12-slim
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// Kernel image: an uncompressed vmlinux or a bzImage
-    #[arg(long, value_name = "PATH", required_unless_present = "config_file")]
-    kernel: Option<FileRef>,
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["config_file", "image"])]
+    pub(super) kernel: Option<FileRef>,
 
     /// Initial RAM disk
     #[arg(long, value_name = "PATH")]
-    initrd: Option<FileRef>,
+    pub(super) initrd: Option<FileRef>,
 
     /// Kernel command line [default: console=ttyS0 reboot=k panic=-1]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    cmdline: Option<String>,
+    pub(super) cmdline: Option<String>,
 
     /// Words for the kernel after those of its command line, before a -- there
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -45,7 +49,7 @@ pub(crate) struct Run {
 
     /// Guest memory, such as 512M or 4G [default: 128M]
     #[arg(short, long, value_name = "SIZE")]
-    memory: Option<String>,
+    pub(super) memory: Option<String>,
 
     /// Number of vCPUs, 1 to 32 [default: 1]
     #[arg(long, value_name = "COUNT")]
@@ -77,14 +81,17 @@ pub(crate) struct Run {
     cpu_template: Option<PathBuf>,
 
     #[command(flatten)]
-    naming: NamingArgs,
+    pub(super) image: ImageArgs,
+
+    #[command(flatten)]
+    pub(super) naming: NamingArgs,
 
     #[command(flatten)]
     devices: DeviceArgs,
 
     /// Serve the REST API on this unix socket, through which snapshots are taken
     #[arg(long, value_name = "SOCKET")]
-    api_socket: Option<PathBuf>,
+    pub(super) api_socket: Option<PathBuf>,
 
     /// Read the VM's configuration from this JSON file; options override the file. Example:
     /// {"boot": {"kernel": "vmlinux", "initrd": "init.cpio"}, "vcpus": 2, "memory_mib": 512}
@@ -106,7 +113,7 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn execute(mut self) -> Outcome {
         let (naming, api_socket) = (std::mem::take(&mut self.naming), self.api_socket.take());
-        naming.run(self.origin(), api_socket, |api_socket| self.run(api_socket))
+        naming.run(self.origin(), api_socket, |api_socket| self.ready(|_| Ok(()))?.boot(api_socket, None))
     }
 
     /// The file that says what boots.
@@ -115,13 +122,18 @@ impl Run {
         Origin::Kernel(self.kernel.as_ref().map(ToString::to_string).or(file).unwrap_or_default())
     }
 
-    fn run(mut self, api_socket: Option<PathBuf>) -> Outcome {
+    /// Makes the configuration, which `change` completes, and begins to log.
+    pub(super) fn ready(
+        mut self,
+        change: impl FnOnce(&mut VmConfig) -> Result<(), Failure>,
+    ) -> Result<Ready, Failure> {
         let (confine, allowed) = (self.confine.clone(), std::mem::take(&mut self.allowed));
         let (log, mut options) = (self.log.clone(), ApiOptions::default());
-        let config = self.config(&mut options.draft)?;
-        let name = home::name();
-        log.apply(&name)?;
-        boot(config, &allowed, confine, api_socket.as_deref(), Some(name), options)
+        let mut config = self.config(&mut options.draft)?;
+        change(&mut config)?;
+        config.validate()?;
+        log.apply(&home::name())?;
+        Ok(Ready { config, allowed, confine, options })
     }
 
     /// Returns the configuration of file and options together, and puts a file of Firecracker into `draft`.
@@ -173,6 +185,22 @@ impl Run {
     }
 }
 
+/// A VM that can start.
+pub(super) struct Ready {
+    pub(super) config: VmConfig,
+    pub(super) allowed: Vec<PathBuf>,
+    pub(super) confine: ConfineArgs,
+    options: ApiOptions,
+}
+
+impl Ready {
+    /// Boots the VM. One of an image then takes the steps to the start of its main process.
+    pub(super) fn boot(self, api_socket: Option<PathBuf>, image: Option<ImageStart>) -> Outcome {
+        let Self { config, allowed, confine, options } = self;
+        boot(config, &allowed, confine, api_socket.as_deref(), Some(home::name()), options, image)
+    }
+}
+
 /// Makes the first disk the root file system, unless there is an initrd or the command line names another.
 fn name_root_device(config: &mut VmConfig) {
     let VmConfig { boot, devices, .. } = config;
@@ -192,7 +220,8 @@ fn on_off(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Boots a VM with this configuration and runs it to its end, with the name `id`, or the default one.
+/// Boots a VM with this configuration and runs it to its end, with the name `id`, or the default one. `image`
+/// follows the boot.
 pub(super) fn boot(
     config: VmConfig,
     allowed: &[PathBuf],
@@ -200,6 +229,7 @@ pub(super) fn boot(
     api_socket: Option<&Path>,
     id: Option<String>,
     mut options: ApiOptions,
+    image: Option<ImageStart>,
 ) -> Outcome {
     options.open_metrics()?;
     if let Some(logger) = options.draft.logger.clone() {
@@ -210,7 +240,7 @@ pub(super) fn boot(
     api_socket.into_iter().for_each(|socket| choice.add_socket(socket));
     confinement::apply(choice, Some(VmShape::of(&config)))?;
     let slot = id.map_or_else(Slot::new, Slot::with_id);
-    let mut session = Session::with_slot(slot, api_socket)?.serving(options);
+    let mut session = Session::with_slot(slot, api_socket)?.serving(options).starting_image(image);
     session.watch_signals()?;
     session.run("boot a VM", || {
         progress::during("starting the VM", || start::boot(config, console)).map(LentVm::from)

@@ -8,10 +8,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use volt_vmm::Error;
-use volt_vmm::internal::key_directory;
-
 use crate::failure::Failure;
+use crate::run_dir::data_dir;
 use crate::run_dir::name::VmName;
 
 /// The directory of this user's snapshots.
@@ -19,9 +17,7 @@ use crate::run_dir::name::VmName;
 /// # Errors
 /// The environment names no directory.
 pub(crate) fn root() -> Result<PathBuf, Failure> {
-    let directory =
-        key_directory().map_err(|problem| Error::Config { field: "snapshots", problem: problem.into() })?;
-    Ok(directory.join("snapshots"))
+    data_dir::of_user("snapshots")
 }
 
 /// The directory of an existing snapshot.

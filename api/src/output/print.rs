@@ -22,18 +22,6 @@ pub(crate) fn print<T: Serialize>(
     self::text(&text)
 }
 
-/// Escapes the characters of a text that a terminal would obey, except ends of lines and tabs.
-pub(crate) fn harmless(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character.is_control() && !matches!(character, '\n' | '\t') {
-            true => escaped.extend(character.escape_default()),
-            false => escaped.push(character),
-        }
-    }
-    escaped
-}
-
 /// Prints a text.
 ///
 /// # Errors

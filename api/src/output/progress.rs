@@ -18,7 +18,7 @@ const QUIET: Duration = Duration::from_secs(1);
 
 /// Runs `step`. After one second it prints `what` and the elapsed time. A terminal gets one line that is
 /// rewritten; anything else gets a line at once and then every ten seconds.
-pub(crate) fn during<T>(what: &'static str, step: impl FnOnce() -> T) -> T {
+pub(crate) fn during<T>(what: &str, step: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         let (done, ended) = channel::<()>();
         // The step runs without progress if the host cannot start the thread.

@@ -17,7 +17,7 @@ pub(crate) fn of(allowed: &[PathBuf], devices: Option<&Devices>, snapshot: Optio
     let Some(devices) = devices else { return bounds };
     for disk in &devices.disks {
         let image = if disk.is_written_in_place() { &mut bounds.writable } else { &mut bounds.readable };
-        image.extend(path_of(&disk.path));
+        image.extend(disk.image().filter_map(path_of));
         bounds.readable.extend(disk.beneath.as_ref().and_then(path_of));
         bounds.writable.extend(disk.layer.as_ref().and_then(path_of));
     }
@@ -47,7 +47,8 @@ mod tests {
             "disks": [
                 {"id": "data", "path": "/data"},
                 {"id": "image", "path": "/image", "read_only": true},
-                {"id": "root", "path": "/base", "layer": "/layer"}
+                {"id": "root", "path": "/base", "layer": "/layer"},
+                {"id": "joined", "parts": ["/one", "/two"], "read_only": true}
             ],
             "vsock": {"cid": 3, "socket": "/run/v"}
         }"#;
@@ -55,7 +56,7 @@ mod tests {
         let bounds = of(&["/allowed".into()], Some(&devices), Some("/snapshot".as_ref()));
         assert_eq!(bounds.directories, ["/allowed".as_ref() as &Path]);
         assert_eq!(bounds.writable, ["/data".as_ref() as &Path, "/layer".as_ref()]);
-        for path in ["/snapshot", "/image", "/base"] {
+        for path in ["/snapshot", "/image", "/base", "/one", "/two"] {
             assert!(bounds.readable.iter().any(|readable| readable == path.as_ref() as &Path), "{bounds:?}");
         }
         assert_eq!(bounds.sockets, ["/run/v".as_ref() as &Path]);

@@ -24,11 +24,13 @@ pub(crate) enum Status {
     Panicked,
     /// A signal ended the process.
     Signal(i32),
+    /// The status of the program that ran in a guest.
+    Program(u8),
 }
 
 impl Status {
     /// Every status of this program, by number.
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Success,
         Self::Error,
         Self::Reboot,
@@ -37,6 +39,7 @@ impl Status {
         Self::Forbidden,
         Self::Panicked,
         Self::Signal(0),
+        Self::Program(0),
     ];
 
     /// Statuses that other code exits with: clap, and the panic handler of Rust.
@@ -55,9 +58,11 @@ impl Status {
         let of_others = Self::OF_OTHERS.map(|(code, cause)| (code, code.to_string(), cause));
         let own = Self::ALL.map(|status| {
             let code = status.code();
-            let number =
-                if matches!(status, Self::Signal(_)) { format!("{code}+N") } else { code.to_string() };
-            (code, number, status.cause())
+            match status {
+                Self::Signal(_) => (code, format!("{code}+N"), status.cause()),
+                Self::Program(_) => (u8::MAX, "any".to_owned(), status.cause()),
+                _ => (code, code.to_string(), status.cause()),
+            }
         });
         let mut rows: Vec<_> = own.into_iter().chain(of_others).collect();
         rows.sort_unstable();
@@ -76,6 +81,7 @@ impl Status {
             Self::Forbidden => "a thread made a system call that its seccomp filter forbids",
             Self::Panicked => "the guest's kernel panicked, and said it through pvpanic",
             Self::Signal(_) => "ended by signal N (130: SIGINT, 143: SIGTERM)",
+            Self::Program(_) => "run IMAGE and exec: the status of the program in the guest",
         }
     }
 
@@ -111,7 +117,7 @@ impl Status {
     pub(crate) fn of_code(code: u8) -> Self {
         match code {
             129.. => Self::Signal(i32::from(code) - 128),
-            _ => Self::ALL.into_iter().find(|status| status.code() == code).unwrap_or(Self::Error),
+            _ => Self::ALL.into_iter().find(|status| status.code() == code).unwrap_or(Self::Program(code)),
         }
     }
 
@@ -126,6 +132,7 @@ impl Status {
             Self::Forbidden => 6,
             Self::Panicked => 7,
             Self::Signal(number) => 128_u8.saturating_add(u8::try_from(number).unwrap_or(0)),
+            Self::Program(code) => code,
         }
     }
 }
@@ -150,11 +157,12 @@ mod tests {
 
     #[test]
     fn status_is_known_by_its_number() {
-        for status in Status::ALL.into_iter().filter(|status| *status != Status::Signal(0)) {
+        let of_others = [Status::Signal(0), Status::Program(0)];
+        for status in Status::ALL.into_iter().filter(|status| !of_others.contains(status)) {
             assert_eq!(Status::of_code(status.code()), status);
         }
         assert_eq!(Status::of_code(143), Status::Signal(15));
-        assert_eq!(Status::of_code(101), Status::Error);
+        assert_eq!(Status::of_code(42), Status::Program(42));
     }
 
     #[test]
@@ -163,7 +171,7 @@ mod tests {
         assert_eq!(listed.to_vec(), variants_in(include_str!("exit.rs"), "Status"));
         let mut numbers: Vec<_> = Status::rows().into_iter().map(|(number, _)| number).collect();
         numbers.dedup();
-        assert_eq!(numbers, ["0", "1", "2", "3", "4", "5", "6", "7", "101", "128+N"]);
+        assert_eq!(numbers, ["0", "1", "2", "3", "4", "5", "6", "7", "101", "128+N", "any"]);
     }
 
     #[test]
@@ -173,6 +181,6 @@ mod tests {
         let documented: Vec<_> = rows.iter().map(|row| (row[0].to_owned(), row[1])).collect();
         assert_eq!(documented, Status::rows());
         let without_cure: Vec<_> = rows.iter().filter(|row| row[2].is_empty()).map(|row| row[0]).collect();
-        assert_eq!(without_cure, ["0", "128+N"], "only these need no cure");
+        assert_eq!(without_cure, ["0", "128+N", "any"], "only these need no cure");
     }
 }

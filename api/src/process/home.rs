@@ -8,13 +8,16 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use volt_job::Ended;
 use volt_vmm::{Console, Ending, Vm};
 
 use crate::failure::Failure;
+use crate::messages::harmless;
 use crate::process::exit::Status;
+use crate::process::main_process::MainProcess;
 use crate::process::vm_slot::DEFAULT_ID;
 use crate::run_dir::outcome::{self, Cause, EndOfVm};
-use crate::run_dir::record::Record;
+use crate::run_dir::record::{MainOfImage, Record};
 use crate::run_dir::{claim, files, sudden_end};
 use crate::serial::log::SerialLog;
 use crate::serial::port::{self, Port};
@@ -25,6 +28,10 @@ pub(crate) struct Home {
     pub(crate) record: Record,
     directory: PathBuf,
     port: Port,
+    /// Present if the VM runs an image.
+    main: OnceLock<MainProcess>,
+    /// The main process of a snapshot.
+    restored: OnceLock<MainOfImage>,
     config: Mutex<Option<File>>,
     /// Absent once the outcome is recorded.
     outcome: Mutex<Option<File>>,
@@ -70,12 +77,18 @@ pub(crate) fn enter(
     let log = SerialLog::begin([&newer, &older]).map_err(failed)?;
     let listener = port::listen(&directory.join(files::SERIAL))?;
     let port = Port::new(log, listener, first).map_err(failed)?;
+    let main = match record.main {
+        Some(_) => OnceLock::from(MainProcess::open(directory)?),
+        None => OnceLock::new(),
+    };
     let (config, outcome) = (open(files::CONFIG)?, open(files::OUTCOME)?);
     sudden_end::expect(&outcome);
     Ok(HOME.get_or_init(|| Home {
         record,
         directory: directory.to_owned(),
         port,
+        main,
+        restored: OnceLock::new(),
         config: Mutex::new(Some(config)),
         outcome: Mutex::new(Some(outcome)),
         started: Mutex::new(started),
@@ -98,6 +111,43 @@ impl Home {
     }
 }
 
+/// The main process of a VM that runs an image.
+impl Home {
+    /// Takes over the main process of a snapshot, before this process confines itself.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(crate) fn take_main(&self, main: MainOfImage) -> Result<(), Failure> {
+        if self.main.get().is_some() {
+            return Ok(());
+        }
+        claim::add_main(&self.directory, &main)?;
+        let _ = self.main.set(MainProcess::open(&self.directory)?);
+        let _ = self.restored.set(main);
+        Ok(())
+    }
+
+    /// Starts to listen to its reports. [`Home::vm_runs`] does so too.
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    pub(crate) fn hear_main(&self) -> Result<(), Failure> {
+        self.main.get().map_or(Ok(()), MainProcess::start)
+    }
+
+    /// Calls `act` once the main process has given a sign of life.
+    pub(crate) fn at_first_sign_of_main(&self, act: impl FnOnce() + Send + 'static) {
+        if let Some(main) = self.main.get() {
+            main.at_first_sign(act);
+        }
+    }
+
+    /// Its description.
+    pub(crate) fn main_of_image(&self) -> Option<&MainOfImage> {
+        self.record.main.as_ref().or(self.restored.get())
+    }
+}
+
 impl Home {
     /// Serves the serial port, notes the configuration, and tells the starting process that the VM runs.
     ///
@@ -106,6 +156,7 @@ impl Home {
     pub(crate) fn vm_runs(&self, vm: &Arc<Vm>) -> Result<(), Failure> {
         let typing = Arc::clone(vm);
         self.port.start(move |bytes| typing.type_in(bytes).is_ok())?;
+        self.hear_main()?;
         if let Some(mut file) = take(&self.config)
             && let Ok(text) = serde_json::to_vec(&vm.config())
         {
@@ -123,11 +174,19 @@ impl Home {
 
     /// Records the end of the guest, then gives clients of the serial port its last output.
     pub(crate) fn vm_has_ended(&self, ending: &volt_vmm::Result<Ending>, by_signal: i32) {
-        self.record(&match ending {
-            Ok(ending) => of_ending(*ending, by_signal),
-            Err(error) => of_failure(volt_vmm::report(error), Status::of_error(error)),
+        self.record(&match (ending, self.main_ended(ending)) {
+            (_, Some(ended)) => of_main(&ended),
+            (Ok(ending), None) => of_ending(*ending, by_signal),
+            (Err(error), None) => of_failure(volt_vmm::report(error), Status::of_error(error)),
         });
+        self.main.get().into_iter().for_each(MainProcess::finish);
         self.port.finish();
+    }
+
+    /// The end of the main process, if that is why the guest powered off.
+    pub(crate) fn main_ended(&self, ending: &volt_vmm::Result<Ending>) -> Option<Ended> {
+        let main = self.main.get().filter(|_| matches!(ending, Ok(Ending::Poweroff)))?;
+        main.ended()
     }
 
     /// Records the failure of the process, unless an end is recorded already.
@@ -172,6 +231,15 @@ fn of_ending(ending: Ending, by_signal: i32) -> EndOfVm {
     EndOfVm::now(status, cause, message)
 }
 
+fn of_main(ended: &Ended) -> EndOfVm {
+    let message = match &ended.error {
+        // A guest may have written anything.
+        Some(error) => harmless(error).replace('\n', " "),
+        None => format!("its main process ended: {ended}"),
+    };
+    EndOfVm::now(ended.status, Cause::Exited, message)
+}
+
 fn of_failure(message: String, status: Status) -> EndOfVm {
     let cause = if status == Status::Crashed { Cause::Crashed } else { Cause::Failed };
     EndOfVm::now(status.code(), cause, message)
@@ -193,6 +261,11 @@ mod tests {
         assert_eq!(of(Ending::TripleFault, 0), (4, Cause::TripleFault));
         assert_eq!(of(Ending::Stopped, 0), (0, Cause::Stopped));
         assert_eq!(of(Ending::Stopped, 15), (143, Cause::Signal));
+        let main = of_main(&Ended::exit(7));
+        assert_eq!(
+            (main.status, main.cause, &*main.message),
+            (7, Cause::Exited, "its main process ended: exit 7")
+        );
         assert_eq!(of_failure("x".to_owned(), Status::Crashed).cause, Cause::Crashed);
         assert_eq!(of_failure("x".to_owned(), Status::Error).status, 1);
     }

@@ -11,6 +11,7 @@ use volt_vmm::{
 };
 
 use crate::descriptors::allow_descriptors;
+use crate::process::guest_note::GuestNote;
 use crate::process::{fault_signals, home};
 
 /// Boots a VM with this configuration.
@@ -47,14 +48,18 @@ pub(crate) fn handler(socket: &Path, patience: Option<u64>) -> MemoryHandler {
     handler.patience(patience)
 }
 
-/// Restores an opened snapshot.
+/// Restores an opened snapshot, whose note becomes that of this process's VM.
 pub(crate) fn restore(snapshot: &Snapshot, options: RestoreOptions) -> Result<Vm> {
-    snapshot.restore_with(prepared(snapshot, options))
+    let vm = snapshot.restore_with(prepared(snapshot, options))?;
+    GuestNote::in_snapshot(snapshot).install();
+    Ok(vm)
 }
 
-/// Restores an opened snapshot. The calling thread will run the first vCPU.
+/// As [`restore`]. The calling thread will run the first vCPU.
 pub(crate) fn restore_lent(snapshot: &Snapshot, options: RestoreOptions) -> Result<LentVm> {
-    snapshot.restore_lent(prepared(snapshot, options.console(home::console())))
+    let vm = snapshot.restore_lent(prepared(snapshot, options.console(home::console())))?;
+    GuestNote::in_snapshot(snapshot).install();
+    Ok(vm)
 }
 
 /// Opens a snapshot.

@@ -120,11 +120,11 @@ impl Api {
     }
 
     /// Starts the VM with the result of `prepare`, and tells the clients that follow it.
-    async fn start<P: 'static>(
+    async fn start<P: 'static, V: Into<Arc<Vm>>>(
         &self,
         act: &'static str,
         prepare: impl FnOnce() -> volt_vmm::Result<P> + Send + 'static,
-        make: impl FnOnce(P, &Slot) -> volt_vmm::Result<Vm> + Send + 'static,
+        make: impl FnOnce(P, &Slot) -> volt_vmm::Result<V> + Send + 'static,
     ) -> Result<(), Fault> {
         let events = self.events.clone();
         self.call(move |slot| {

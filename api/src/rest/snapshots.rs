@@ -8,14 +8,15 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 use volt_vmm::config::Overrides;
 use volt_vmm::{
-    CaptureStats, ChangedImages, ClockMode, Console, Error, HugePages, PagerOptions, Progress, RecordUntil,
-    RestoreOptions, Snapshot, SnapshotFiles, SnapshotKind, SnapshotOptions, Store, Unpack,
+    AtCapture, CaptureStats, ChangedImages, ClockMode, Console, Error, HugePages, PagerOptions, Progress,
+    RecordUntil, RestoreOptions, Snapshot, SnapshotFiles, SnapshotKind, SnapshotOptions, Store, Unpack,
 };
 
 use super::Api;
 use super::counts::TimedAct;
 use super::error::Fault;
 use super::operations::OperationOf;
+use crate::guest_agent;
 use crate::process::jail;
 use crate::process::serial_output::SerialOutput;
 use crate::process::shared_pager::SharedPager;
@@ -42,6 +43,9 @@ pub(crate) struct SnapshotToRestore {
     /// Leaves the guest paused.
     #[serde(default)]
     pub(crate) paused: bool,
+    /// Ends the VM if its guest's agent does not wake it whole, after a quiet snapshot.
+    #[serde(default)]
+    pub(crate) require_agent: bool,
     /// Differences of this VM from the snapshot.
     #[serde(default)]
     pub(crate) overrides: Overrides,
@@ -133,6 +137,10 @@ pub(crate) async fn restore(
     output: SerialOutput,
 ) -> Result<(), Fault> {
     api.refuse_after_configuration()?;
+    if snapshot.require_agent && snapshot.paused {
+        let problem = "require_agent: a paused guest does not answer; leave out paused, or this";
+        return Err(Fault::refused(problem));
+    }
     let place = snapshot.place()?;
     let unpack = Unpack::from_options(snapshot.unpack, snapshot.pager.map(PagerOptions::from))?;
     if snapshot.grants_jail {
@@ -166,8 +174,9 @@ pub(crate) async fn restore(
         let opened = start::open(&place, &options)?;
         let refuses = snapshot.refuses_huge_pages_of_a_file;
         SnapshotToRestore::check_pages(refuses, &place, &opened, options.huge_pages)?;
-        let vm = start::restore(&opened, options.pool(pool).console(console))?;
+        let vm = Arc::new(start::restore(&opened, options.pool(pool).console(console))?);
         counts.called(TimedAct::Load, called.elapsed());
+        guest_agent::wake(&vm, snapshot.require_agent)?;
         Ok(vm)
     };
     api.start("load a snapshot", move || output.open(), move |console, slot| make(slot.prewarmed(), console))
@@ -176,12 +185,13 @@ pub(crate) async fn restore(
     Ok(())
 }
 
-/// Takes a snapshot in a directory, or in a state file and a memory file. Clients may follow its progress and
-/// cancel it, by the `id` of their choice too.
+/// Takes a snapshot in a directory, or in a state file and a memory file, with the workload frozen if
+/// `quiesce` is set. Clients may follow its progress and cancel it, by the `id` of their choice too.
 pub(crate) async fn take(
     api: &Api,
     (path, memory): (PathBuf, Option<PathBuf>),
-    options: SnapshotOptions,
+    mut options: SnapshotOptions,
+    quiesce: bool,
     id: Option<String>,
 ) -> Result<CaptureStats, Fault> {
     let operation = api.begin(OperationOf::Snapshot, id, &options.progress)?;
@@ -192,13 +202,23 @@ pub(crate) async fn take(
     api.timed(act, Some(&options.progress.clone()), move |slot| {
         let _operation = operation;
         let vm = slot.vm("create a snapshot")?;
-        match memory {
-            Some(memory) => vm.snapshot_to_files(&SnapshotFiles::new(path, memory), &options),
+        if memory.is_some() {
+            vm.check_two_files()?;
+        }
+        let snapshot = |options: &SnapshotOptions| match &memory {
+            Some(memory) => vm.snapshot_to_files(&SnapshotFiles::new(&path, memory), options),
             None => {
                 let (store, name) = Store::split(&path)?;
-                vm.snapshot_with(&store, &name, &options)
+                vm.snapshot_with(&store, &name, options)
             }
-        }
+        };
+        guest_agent::capture(&vm, quiesce, |note, thaw| {
+            options.note = note.value();
+            if quiesce {
+                options.captured = AtCapture::call(Arc::clone(thaw));
+            }
+            snapshot(&options)
+        })
     })
     .await
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use super::lock::{self, Part};
 use super::name::VmName;
-use super::record::{NewRecord, Record};
+use super::record::{MainOfImage, NewRecord, Record};
 use super::root::RunRoot;
 use super::vm_dir::{self, VmDir};
 use super::{files, outcome};
@@ -75,7 +75,8 @@ impl RunRoot {
         let make = || DirBuilder::new().mode(0o700).create(&path);
         match make() {
             Err(error) if error.kind() == ErrorKind::AlreadyExists && is_abandoned(&path) => {
-                fs::remove_dir_all(&path)?;
+                // If a file stays, the next line says so.
+                let _ = remove(&path);
                 make()
             }
             made => made,
@@ -193,7 +194,6 @@ impl Drop for Claim {
     }
 }
 
-/// Removes a directory, its record first: without one it is abandoned.
 /// Refuses new names that the directory of a group of shared pagers can have beside those of VMs. Children of
 /// a VM `group` would get such names.
 fn refuse_name_of_pagers(name: &VmName) -> Result<(), Failure> {
@@ -206,8 +206,12 @@ fn refuse_name_of_pagers(name: &VmName) -> Result<(), Failure> {
     }
 }
 
+/// Removes a directory and the VM's own disks, its record first: without one it is abandoned.
 fn remove(directory: &Path) -> Result<(), Failure> {
+    let data = vm_dir::read_record(directory).and_then(|record| record.data);
     let _ = fs::remove_file(directory.join(files::RECORD));
+    // Disks that stay cost room, and hinder no VM.
+    data.into_iter().for_each(|data| drop(fs::remove_dir_all(data)));
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(Failure::run_dir(directory, format!("cannot remove it: {error}")))
@@ -249,15 +253,14 @@ fn has_only_own_files(directory: &Path) -> bool {
 /// Makes all files of a VM's directory, and locks it. The VM's process opens them before it confines itself.
 fn fill(directory: &Path, name: VmName, new: NewRecord) -> Result<(Record, File), Failure> {
     let record = Record::begin(name, directory, new)?;
-    let create =
-        |name: &str| File::options().write(true).create_new(true).mode(0o600).open(directory.join(name));
     let made = || {
-        let lock = create(files::LOCK)?;
+        let lock = create(directory, files::LOCK)?;
         lock::hold(&lock, Part::Claim)?;
-        for name in files::SERIAL_LOGS.into_iter().chain([files::LOG, files::CONFIG]) {
-            create(name)?;
+        let of_main = record.main.iter().flat_map(|_| files::MAIN_LOGS);
+        for name in files::SERIAL_LOGS.into_iter().chain([files::LOG, files::CONFIG]).chain(of_main) {
+            create(directory, name)?;
         }
-        outcome::reserve(&create(files::OUTCOME)?)?;
+        outcome::reserve(&create(directory, files::OUTCOME)?)?;
         vm_dir::write_record(directory, &record)?;
         Ok(lock)
     };
@@ -283,6 +286,24 @@ pub(crate) fn enter(directory: &Path) -> Result<(Record, File), Failure> {
     record.pid = Some(std::process::id());
     vm_dir::write_record(directory, &record).map_err(failed)?;
     Ok((record, lock))
+}
+
+fn create(directory: &Path, name: &str) -> io::Result<File> {
+    File::options().write(true).create_new(true).mode(0o600).open(directory.join(name))
+}
+
+/// Notes that the VM has the main process of a snapshot, and makes the files of its output. For the VM's
+/// process.
+///
+/// # Errors
+/// The host refuses.
+pub(crate) fn add_main(directory: &Path, main: &MainOfImage) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::run_dir(directory, format!("cannot add to its files: {error}"));
+    let mut record =
+        vm_dir::read_record(directory).ok_or_else(|| failed(io::Error::from(ErrorKind::NotFound)))?;
+    files::MAIN_LOGS.iter().try_for_each(|name| create(directory, name).map(drop)).map_err(failed)?;
+    record.main = Some(main.clone());
+    vm_dir::write_record(directory, &record).map_err(failed)
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@
 
 pub(crate) mod arrivals;
 pub(crate) mod claim;
+pub(crate) mod data_dir;
+pub(crate) mod forward;
 pub(crate) mod listing;
 mod lock;
 pub(crate) mod name;
@@ -36,6 +38,9 @@ pub(crate) mod files {
     pub(crate) const VSOCK: &str = "vsock";
     pub(crate) const CONSOLE: &str = "console.sock";
     pub(crate) const SERIAL_LOGS: [&str; 2] = ["serial-0.log", "serial-1.log"];
+    /// Output of the main process, in VMs of images, and the socket of its readers.
+    pub(crate) const MAIN_LOGS: [&str; 2] = ["main-0.log", "main-1.log"];
+    pub(crate) const MAIN: &str = "main.sock";
     pub(crate) const LOG: &str = "log";
     pub(crate) const OUTCOME: &str = "outcome.json";
     /// A new record, before it takes the place of the old one.
@@ -44,9 +49,9 @@ pub(crate) mod files {
     /// Whether a VM's directory may have an entry of this name. A process of the host listens at `vsock_PORT`
     /// for connections of the guest.
     pub(super) fn is_known(name: &str) -> bool {
-        let single = [LOCK, RECORD, NEW_RECORD, CONFIG, API, SERIAL, VSOCK, CONSOLE, LOG, OUTCOME];
+        let single = [LOCK, RECORD, NEW_RECORD, CONFIG, API, SERIAL, VSOCK, CONSOLE, MAIN, LOG, OUTCOME];
         let port = name.strip_prefix(VSOCK).and_then(|rest| rest.strip_prefix('_'));
         let is_port = port.is_some_and(|port| port.parse::<u32>().is_ok());
-        single.contains(&name) || SERIAL_LOGS.contains(&name) || is_port
+        single.contains(&name) || SERIAL_LOGS.contains(&name) || MAIN_LOGS.contains(&name) || is_port
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct EndOfVm {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Cause {
     Poweroff,
+    /// The main process of its image ended.
+    Exited,
     Reboot,
     /// The guest's kernel panicked.
     Panicked,

@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
+use volt_job::job::Process;
 use volt_vmm::internal::random_hex;
 
 use super::files;
+use super::forward::Forward;
 use super::name::VmName;
 
 /// Digits of an id.
@@ -27,6 +29,38 @@ pub(crate) struct Record {
     /// Whether the directory is removed at the VM's end.
     #[serde(default)]
     pub(crate) removed_at_end: bool,
+    /// The directory with the VM's own disks, which is removed with the run directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) data: Option<PathBuf>,
+    /// The main process, if the VM runs an image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) main: Option<MainOfImage>,
+    /// Ports of the host that lead to the VM.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ports: Vec<Forward>,
+}
+
+/// The main process of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MainOfImage {
+    /// Whether its streams are a terminal.
+    pub(crate) is_terminal: bool,
+    /// Whether it takes input.
+    pub(crate) is_interactive: bool,
+    /// Its variables, working directory and user, which further commands have too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) env: Vec<String>,
+    pub(crate) cwd: String,
+    pub(crate) user: String,
+}
+
+impl MainOfImage {
+    /// Describes a main process.
+    pub(crate) fn of(process: &Process) -> Self {
+        let Process { terminal, stdin, env, cwd, user, .. } = process;
+        let (env, cwd, user) = (env.clone(), cwd.clone(), user.clone());
+        Self { is_terminal: *terminal, is_interactive: *stdin, env, cwd, user }
+    }
 }
 
 /// The facts that the starting process knows about a VM.
@@ -36,12 +70,18 @@ pub(crate) struct NewRecord {
     /// The VM's API, if it is not in its directory.
     pub(crate) api_socket: Option<PathBuf>,
     pub(crate) removed_at_end: bool,
+    /// The directory with the VM's own disks.
+    pub(crate) data: Option<PathBuf>,
+    /// The main process, if the VM runs an image.
+    pub(crate) main: Option<MainOfImage>,
+    /// Ports of the host that lead to the VM.
+    pub(crate) ports: Vec<Forward>,
 }
 
 impl NewRecord {
     /// A VM whose API is in its directory, which stays.
     pub(crate) fn of(origin: Origin) -> Self {
-        Self { origin, api_socket: None, removed_at_end: false }
+        Self { origin, api_socket: None, removed_at_end: false, data: None, main: None, ports: Vec::new() }
     }
 }
 
@@ -51,6 +91,8 @@ impl NewRecord {
 pub(crate) enum Origin {
     /// A kernel that booted.
     Kernel(String),
+    /// An image of this name.
+    Image(String),
     /// A snapshot.
     Snapshot(PathBuf),
     /// The VM of this name or API socket that was forked.
@@ -62,6 +104,7 @@ impl Origin {
     pub(crate) fn text(&self) -> String {
         match self {
             Self::Kernel(kernel) => name_of(kernel.as_ref()),
+            Self::Image(image) => image.clone(),
             Self::Snapshot(path) => format!("snapshot {}", name_of(path)),
             Self::Fork(parent) => format!("fork of {parent}"),
         }
@@ -69,16 +112,23 @@ impl Origin {
 }
 
 impl Record {
+    /// The record without the variables of the main process, which may be secrets.
+    pub(crate) fn without_variables(mut self) -> Self {
+        self.main.iter_mut().for_each(|main| main.env.clear());
+        self
+    }
+
     /// Begins the record of a VM in `directory`.
     ///
     /// # Errors
     /// The host has no random bytes.
     pub(super) fn begin(name: VmName, directory: &Path, new: NewRecord) -> volt_vmm::Result<Self> {
-        let NewRecord { origin, api_socket, removed_at_end } = new;
+        let NewRecord { origin, api_socket, removed_at_end, data, main, ports } = new;
         let mut id = random_hex()?;
         id.truncate(ID_DIGITS);
         let api_socket = api_socket.unwrap_or_else(|| directory.join(files::API));
-        Ok(Self { id, name, created: now(), pid: None, api_socket, origin, removed_at_end })
+        let (created, pid) = (now(), None);
+        Ok(Self { id, name, created, pid, api_socket, origin, removed_at_end, data, main, ports })
     }
 }
 

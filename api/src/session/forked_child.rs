@@ -12,14 +12,16 @@ use volt_vmm::internal::paths::DESCRIPTOR;
 use volt_vmm::{Error, MetadataStore, Pool, Snapshot, Vm};
 
 use crate::failure::Failure;
+use crate::guest_agent;
 use crate::process::confinement;
 use crate::process::confinement_choice::ConfinementChoice;
 use crate::process::exit::Status;
 use crate::process::fork::detachment::Awaited;
 use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, Run};
+use crate::process::home::{self, Home};
 use crate::process::log::{self, LogChange};
+use crate::process::start;
 use crate::process::vm_slot::Slot;
-use crate::process::{home, start};
 use crate::rest::ApiOptions;
 use crate::session::Session;
 
@@ -68,11 +70,14 @@ fn receive_and_run(
     id: String,
     mut confinement: ConfinementChoice,
 ) -> Result<Status, Failure> {
-    let ChildSetup { shape, overrides, run_dir, paused, limits } = of(parent)?.receive()?;
+    let ChildSetup { shape, overrides, run_dir, paused, note, requires_agent, limits } =
+        of(parent)?.receive()?;
     let id = match run_dir {
         Some(directory) => {
             let directory = confinement.check_run_dir(&directory)?;
-            home::enter(&directory, None, None)?.record.name.to_string()
+            let home = home::enter(&directory, None, None)?;
+            note.main.clone().map_or(Ok(()), |main| home.take_main(main))?;
+            home.record.name.to_string()
         }
         None => id,
     };
@@ -86,10 +91,13 @@ fn receive_and_run(
     // Created while the parent captures its VM.
     let pool = Arc::new(Pool::filled(shape, 1)?);
     let snapshot = Snapshot::receive(&of(parent)?.socket.0)?;
+    // The main process may end while siblings wake.
+    home::get().map_or(Ok(()), Home::hear_main)?;
     session.run("fork a VM", move || {
         let child = start::take_over(&snapshot, overrides, metadata, pool)?;
         drop(snapshot);
-        of(parent)?.run_with_siblings(child.vm(), paused)?;
+        note.install();
+        of(parent)?.run_with_siblings(child.vm(), paused, requires_agent)?;
         *parent = None;
         Ok(child.keep().into())
     })
@@ -132,15 +140,22 @@ impl Parent {
     }
 
     /// Runs the VM once all children are ready, and returns once the parent detaches them.
-    fn run_with_siblings(&mut self, vm: &Vm, paused: bool) -> volt_vmm::Result<()> {
+    fn run_with_siblings(&mut self, vm: &Vm, paused: bool, requires_agent: bool) -> volt_vmm::Result<()> {
         self.send_ready()?;
         self.receive::<Run>()?;
         if !paused {
             vm.resume()?;
+            // The session tries again.
+            let woken = guest_agent::prepare(vm, requires_agent);
+            woken.or_else(|error| if requires_agent { Err(error) } else { Ok(()) })?;
         }
         self.send_ready()?;
         match self.detachment.wait(&self.socket.0) {
-            Ok(true) => Ok(()),
+            Ok(true) => {
+                // The session tries again.
+                let _ = guest_agent::finish(vm);
+                Ok(())
+            }
             Ok(false) => Err(parent_lost(io::ErrorKind::UnexpectedEof.into())),
             Err(source) => Err(parent_lost(source)),
         }

@@ -5,6 +5,8 @@
 //! terminal and API server start after the guest, so they do not delay a restore.
 
 pub(crate) mod forked_child;
+mod forwarder;
+mod helper;
 pub(crate) mod named;
 mod remover;
 
@@ -17,13 +19,14 @@ use volt_vmm::sandbox::{self, ThreadKind};
 use volt_vmm::{Ending, Error, LentVm, Vm};
 
 use crate::failure::Failure;
+use crate::guest_agent;
+use crate::image_start::{ImageStart, Writer};
 use crate::output::recorded;
 use crate::process::exit::Status;
 use crate::process::home::Home;
 use crate::process::vm_slot::Slot;
 use crate::process::{home, signals};
 use crate::rest::{ApiOptions, FlushedMetrics, Server, Socket, SocketFile};
-use crate::terminal;
 use crate::terminal::console;
 
 /// Signals, API socket and console around one VM.
@@ -38,6 +41,12 @@ pub(crate) struct Session {
     /// The metrics of the VM, once the API is served or there is a file for them.
     metrics: Option<Arc<FlushedMetrics>>,
     watches_signals: bool,
+    /// Whether the VM ends if the agent of a guest from a quiet snapshot does not wake it.
+    requires_agent: bool,
+    /// The steps to the start of an image's main process.
+    image: Option<ImageStart>,
+    /// The thread that writes a warm snapshot.
+    writer: Option<Writer>,
     /// The thread that reports the end of a recording.
     recording: Option<JoinHandle<()>>,
 }
@@ -60,7 +69,33 @@ impl Session {
         let socket = api_socket.map(Socket::bind).transpose()?;
         let file = socket.as_ref().map(Socket::file);
         let (slot, options) = (Arc::new(slot), ApiOptions::default());
-        Ok(Self { slot, socket, file, options, metrics: None, watches_signals: false, recording: None })
+        let (watches_signals, requires_agent) = (false, false);
+        Ok(Self {
+            slot,
+            socket,
+            file,
+            options,
+            metrics: None,
+            watches_signals,
+            requires_agent,
+            image: None,
+            writer: None,
+            recording: None,
+        })
+    }
+
+    /// Ends the VM if the agent of a guest from a quiet snapshot does not wake it.
+    #[must_use]
+    pub(crate) fn requiring_agent(mut self, requires_agent: bool) -> Self {
+        self.requires_agent = requires_agent;
+        self
+    }
+
+    /// Takes the steps to the start of an image's main process, once the guest runs.
+    #[must_use]
+    pub(crate) fn starting_image(mut self, image: Option<ImageStart>) -> Self {
+        self.image = image;
+        self
     }
 
     /// Serves the API in another way than by default.
@@ -145,6 +180,7 @@ impl Session {
 
     /// Starts signals, console and API server beside the running guest.
     fn start_services(&mut self, vm: &Arc<Vm>) -> Result<Option<Server>, Failure> {
+        log::debug!("the guest runs");
         self.recording = recorded::report_at_end(vm)?;
         self.watch_signals()?;
         match home::get() {
@@ -152,6 +188,15 @@ impl Session {
             None => console::attach(vm)?,
         }
         let server = self.serve()?;
+        match self.image.take() {
+            Some(image) => {
+                if image.keeps_working_set {
+                    note_working_set(vm);
+                }
+                self.writer = image.take(vm)?;
+            }
+            None => guest_agent::wake(vm, self.requires_agent)?,
+        }
         home::get().into_iter().for_each(Home::tell_started);
         Ok(server)
     }
@@ -172,13 +217,25 @@ impl Session {
         ending: volt_vmm::Result<Ending>,
         server: Option<Server>,
     ) -> Result<Status, Failure> {
-        terminal::leave_raw_mode();
+        console::leave();
         if let Some(recording) = self.recording.take() {
             let _ = recording.join();
         }
+        let main = home::get().and_then(|home| home.main_ended(&ending));
         home::get().into_iter().for_each(|home| home.vm_has_ended(&ending, signals::ended_by()));
         self.finish(server);
-        Ok(Status::of_ending(ending?, signals::ended_by()))
+        // Others know the end by now.
+        let written = self.writer.take().map_or(Ok(Ok(())), Writer::join);
+        if let Some(main) = main {
+            return Ok(Status::Program(main.status));
+        }
+        let by_signal = signals::ended_by();
+        if let Ok(Err(error)) = written
+            && by_signal == 0
+        {
+            return Err(error.into());
+        }
+        Ok(Status::of_ending(ending?, by_signal))
     }
 
     /// Writes the last metrics, removes the socket's file, then answers the API calls in progress.
@@ -194,6 +251,20 @@ impl Session {
             server.finish();
         }
     }
+}
+
+/// Lets the first VM that is restored from a warm snapshot keep what its guest touches up to the first output
+/// of its command: later ones have these pages from the start.
+fn note_working_set(vm: &Arc<Vm>) {
+    let Some(home) = home::get().filter(|_| vm.lacks_working_set()) else { return };
+    // The VM may end before.
+    let vm = Arc::downgrade(vm);
+    home.at_first_sign_of_main(move || {
+        let kept = vm.upgrade().map(|vm| vm.keep_working_set());
+        if let Some(Err(error)) = kept {
+            log::warn!("later runs of this image read no memory ahead: {}", volt_vmm::problem(&error));
+        }
+    });
 }
 
 /// Removes the socket's file, also after an error or a panic.

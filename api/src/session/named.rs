@@ -4,8 +4,9 @@
 //!   this process: claims the name ── fork ──> the VM's process: enters the directory, confines itself, runs
 //!       │  waits <──────────── one byte once the VM runs ─────────────┘
 //!       │── --rm: ── fork ──> the remover: waits for the VM's end, removes the directory
+//!       │── --publish: ── fork ──> the forwarder: serves ports until the VM's end
 //!       ├── --detach: prints the name and ends
-//!       └── otherwise: passes keys and output until the VM ends, and ends as it does
+//!       └── otherwise: passes keys and output until the VM or its main process ends, and ends as it does
 //! ```
 //!
 //! A fork without exec costs a tenth of another start of the program, and keeps what was parsed and checked.
@@ -19,9 +20,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 
+use crate::agent::forwarding::Listening;
 use crate::cures;
 use crate::failure::Failure;
 use crate::messages::say;
@@ -35,30 +37,47 @@ use crate::run_dir::outcome::{Cause, EndOfVm};
 use crate::run_dir::record::{NewRecord, Record};
 use crate::run_dir::root::RunRoot;
 use crate::run_dir::vm_dir::VmDir;
-use crate::session::remover;
+use crate::session::{forwarder, remover};
 use crate::terminal::attached::{self, Event, Left};
 use crate::terminal::signal_queue::SignalQueue;
 
+/// The time between two looks at the messages of a VM that starts.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
 /// A VM to start.
-#[derive(Debug)]
-pub(crate) struct NamedStart {
+pub(crate) struct NamedStart<'a> {
     /// Made up if it is absent.
     pub(crate) name: Option<VmName>,
-    /// Whether this process ends once the VM runs.
-    pub(crate) is_detached: bool,
     pub(crate) new: NewRecord,
-    /// Ends the VM at once, through its API.
-    pub(crate) end_vm: fn(&Path) -> Result<(), Failure>,
-    /// Prints the record of a detached VM.
-    pub(crate) announce: fn(&Record) -> Result<(), Failure>,
+    /// Ports of the host that lead to the VM.
+    pub(crate) ports: Vec<Listening>,
+    pub(crate) client: Client<'a>,
 }
 
-impl NamedStart {
+/// Follows a VM that runs, in the process that started it.
+pub(crate) type Follow<'a> = dyn FnOnce(&Record) -> Result<Left, Failure> + 'a;
+
+/// The work of the starting process once the VM runs.
+pub(crate) enum Client<'a> {
+    /// It prints the record, and ends.
+    Announce(fn(&Record) -> Result<(), Failure>),
+    /// It passes keys and output of the console until the VM ends. The function ends the VM at once, through
+    /// its API.
+    Console(fn(&Path) -> Result<(), Failure>),
+    /// Anything else. After [`Left::Detached`] it ends without a word. After an error the VM ends too: the
+    /// function asks for that, through its API.
+    Other(Box<Follow<'a>>, fn(&Path) -> Result<(), Failure>),
+}
+
+impl NamedStart<'_> {
     /// Runs `vm` in a process of its own, with the path of its API. Returns in both processes.
     ///
     /// # Errors
     /// The name is taken, or the host refuses; and in the VM's process, the errors of `vm`.
-    pub(crate) fn run(self, vm: impl FnOnce(PathBuf) -> Result<Status, Failure>) -> Result<Status, Failure> {
+    pub(crate) fn run(
+        mut self,
+        vm: impl FnOnce(PathBuf) -> Result<Status, Failure>,
+    ) -> Result<Status, Failure> {
         let failed = |source| Failure::system("start the VM's process", source);
         let mut new = self.new.clone();
         new.api_socket = new.api_socket.as_deref().map(std::path::absolute).transpose().map_err(failed)?;
@@ -67,6 +86,7 @@ impl NamedStart {
         if claim.record.removed_at_end {
             remover::start(&root, &claim.record)?;
         }
+        forwarder::start(&root, &claim.record, std::mem::take(&mut self.ports))?;
         let (near, far) = UnixStream::pair().map_err(failed)?;
         let (started, tell) = io::pipe().map_err(failed)?;
         // SAFETY: the process has one thread, so no lock of the heap is held in the child.
@@ -74,7 +94,11 @@ impl NamedStart {
             -1 => Err(failed(io::Error::last_os_error())),
             0 => {
                 drop((near, started));
-                run_vm(claim, (!self.is_detached).then_some(far), tell, vm)
+                let console = matches!(self.client, Client::Console(_)).then_some(far);
+                // Both processes share the locks in it. The starting one frees them once the VM has
+                // its files.
+                std::mem::forget(self);
+                run_vm(claim, console, tell, vm)
             }
             child => {
                 drop((far, tell));
@@ -95,7 +119,7 @@ impl NamedStart {
         // Blocked throughout: no signal comes between two of the loops that read them.
         let _signals = SignalQueue::block().map_err(|error| Failure::system("block signals", error))?;
         let mut messages = Messages::of(claim.directory())?;
-        if !has_started(process, &mut started)? {
+        if !has_started(process, &mut started, &mut messages)? {
             let status = wait(process)?;
             messages.print();
             // Nothing of a VM that never ran stays.
@@ -105,28 +129,25 @@ impl NamedStart {
         messages.print();
         let record = claim.keep();
         let vm = opened(&record);
-        if self.is_detached {
-            (self.announce)(&record)?;
-            return Ok(Status::Success);
-        }
-        let left = attached::attach(console, |event| {
-            match event {
-                // The end of the console decides. It has ended already, perhaps.
-                Event::EndVm => {
-                    if let Err(failure) = (self.end_vm)(&record.api_socket) {
-                        messages.say(&failure);
-                    }
-                }
-                Event::Signal(number) => {
-                    // The VM ends by the signal, and this process then ends as it does.
-                    let signal = Signal::from_named_raw(number);
-                    // It may have ended already.
-                    let _ = signal.map(|signal| kill_process(process, signal));
-                }
-                Event::Tick => messages.print(),
+        let left = match self.client {
+            Client::Announce(announce) => {
+                announce(&record)?;
+                return Ok(Status::Success);
             }
-            Ok(true)
-        })?;
+            Client::Console(end_vm) => pass_console(process, console, &record, end_vm, &mut messages)?,
+            Client::Other(client, ask_to_end) => match client(&record) {
+                Ok(Left::Detached) => return Ok(Status::Success),
+                Ok(left) => left,
+                Err(failure) => {
+                    // It may have ended already.
+                    let _ = ask_to_end(&record.api_socket)
+                        .or_else(|_| kill_process(process, Signal::TERM).map_err(|_| ()));
+                    wait(process)?;
+                    messages.print();
+                    return Err(failure);
+                }
+            },
+        };
         if left == Left::Detached {
             let name = &record.name;
             say(format!("\nvolt-vmm: left VM {name}; volt-vmm attach {name} returns to it"));
@@ -145,15 +166,50 @@ impl NamedStart {
     }
 }
 
+/// Passes keys and output of the console.
+fn pass_console(
+    process: Pid,
+    console: &UnixStream,
+    record: &Record,
+    end_vm: fn(&Path) -> Result<(), Failure>,
+    messages: &mut Messages,
+) -> Result<Left, Failure> {
+    attached::attach(console, |event| {
+        match event {
+            // The end of the console decides. It has ended already, perhaps.
+            Event::EndVm => {
+                if let Err(failure) = end_vm(&record.api_socket) {
+                    messages.say(&failure);
+                }
+            }
+            Event::Signal(number) => {
+                // The VM ends by the signal, and this process then ends as it does.
+                let signal = Signal::from_named_raw(number);
+                // It may have ended already.
+                let _ = signal.map(|signal| kill_process(process, signal));
+            }
+            Event::Resized => {}
+            Event::Tick => messages.print(),
+        }
+        Ok(true)
+    })
+}
+
 /// Waits until the VM runs, or its process ends without that. Signals that ask this process to end go to the
 /// VM's, which ends then.
-fn has_started(process: Pid, started: &mut io::PipeReader) -> Result<bool, Failure> {
+///
+/// Prints messages meanwhile: a start that packs directories is long.
+fn has_started(process: Pid, started: &mut io::PipeReader, messages: &mut Messages) -> Result<bool, Failure> {
     let failed = |source: io::Error| Failure::system("wait for the VM's start", source);
     let signals = SignalQueue::block().map_err(failed)?;
     loop {
         let mut ready = [PollFd::new(&*started, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
-        match poll(&mut ready, None) {
+        match poll(&mut ready, Some(&LOOK)) {
             Err(rustix::io::Errno::INTR) => continue,
+            Ok(0) => {
+                messages.print();
+                continue;
+            }
             polled => polled.map_err(|errno| failed(errno.into()))?,
         };
         let has_news = !ready[0].revents().is_empty();
@@ -191,7 +247,8 @@ fn run_vm(
     let streams = rustix::stdio::dup2_stdin(&null).and_then(|()| rustix::stdio::dup2_stdout(&null));
     streams.map_err(|errno| failed(errno.into()))?;
     let home = home::enter(claim.directory(), console, Some(tell))?;
-    drop(claim);
+    // This thread may close no file once it has run a vCPU.
+    drop((claim, null));
     vm(home.record.api_socket.clone()).inspect_err(|failure| home.failed(failure))
 }
 

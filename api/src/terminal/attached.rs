@@ -1,19 +1,22 @@
-//! The terminal as a client of a VM's console: keys go to a socket, and the console's output comes from it.
+//! The terminal as a client of a VM's console, or of a command in a guest: keys go there, and output comes.
 //!
 //! ```text
-//!   standard input ──keys──> socket        Ctrl-A D leaves, Ctrl-A X ends the VM
-//!   standard output <─────── socket        its end is the end of the VM
+//!   standard input ──keys──> remote        Ctrl-A D leaves, Ctrl-A X ends the VM
+//!   standard output <─────── remote        its end is the end of the VM or the command
+//!   standard error  <─────── remote        of commands without a terminal
 //! ```
 //!
 //! No write blocks: keys and signals count also while the reader of standard output stands still.
-use std::io::{self, ErrorKind, Read, Write, stdin};
+use std::io::{self, ErrorKind, stdin};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
+use rustix::stdio;
 use rustix::termios::tcgetattr;
 
+pub(crate) use super::console::escape::Keys;
 use super::console::escape::{EscapeParser, Input};
 use super::guardian::{Guardian, TerminalLock};
 use super::signal_queue::SignalQueue;
@@ -21,8 +24,10 @@ use crate::failure::Failure;
 use crate::messages::say;
 use crate::terminal;
 
+mod remote;
 mod screen;
 
+pub(crate) use remote::{Received, Remote};
 use screen::Screen;
 
 const KEYS: &str = "\
@@ -44,6 +49,8 @@ pub(crate) enum Event {
     EndVm,
     /// A signal that asks this process to end.
     Signal(i32),
+    /// The terminal may have another size.
+    Resized,
     /// Some time has passed.
     Tick,
 }
@@ -51,9 +58,9 @@ pub(crate) enum Event {
 /// How the client left the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// The VM closed the console.
+    /// The VM closed the console, or the command has ended.
     Ended,
-    /// Ctrl-A D.
+    /// Ctrl-A D, or Ctrl-P Ctrl-Q.
     Detached,
     /// The caller wanted to.
     Stopped,
@@ -69,38 +76,55 @@ pub(crate) fn attach(
     on_event: impl FnMut(Event) -> Result<bool, Failure>,
 ) -> Result<Left, Failure> {
     let failed = |source: io::Error| Failure::system("attach to the console", source);
-    let signals = SignalQueue::block().map_err(failed)?;
     console.set_nonblocking(true).map_err(failed)?;
-    let is_terminal = terminal::is_terminal();
+    connect(&mut &*console, terminal::is_terminal().then_some(Keys::ControlA), on_event)
+}
+
+/// As [`attach`], with any other end. With `keys`, the terminal passes each key at once, but for these.
+///
+/// # Errors
+/// As [`attach`].
+pub(crate) fn connect(
+    remote: &mut impl Remote,
+    keys: Option<Keys>,
+    on_event: impl FnMut(Event) -> Result<bool, Failure>,
+) -> Result<Left, Failure> {
+    let failed = |source: io::Error| Failure::system("attach to the console", source);
+    let signals = SignalQueue::block().map_err(failed)?;
     let mut guardian = None;
-    let lock = is_terminal.then(TerminalLock::take);
+    let lock = keys.is_some().then(TerminalLock::take);
     if let Some(lock) = &lock
         && let Ok(found) = tcgetattr(stdin())
     {
         guardian = Some(Guardian::start(&found, lock)?);
         terminal::enter_raw_mode();
-        say("volt-vmm: Ctrl-A D leaves the VM, Ctrl-A X ends it, Ctrl-A H lists the keys");
+        if keys == Some(Keys::ControlA) {
+            say("volt-vmm: Ctrl-A D leaves the VM, Ctrl-A X ends it, Ctrl-A H lists the keys");
+        }
     }
-    let parser = is_terminal.then(EscapeParser::detaching);
-    let (typed, screen) = (Vec::new(), Screen::open());
-    let client =
-        Client { console, signals, parser, typed, has_input: true, screen, has_ended: false, on_event };
+    let parser = keys.map(EscapeParser::detaching);
+    let screens = [Screen::open(stdio::stdout()), Screen::open(stdio::stderr())];
+    let (has_input, has_ended) = (remote.input().is_some(), false);
+    let mut client =
+        Client { remote, signals, parser, typed: Vec::new(), has_input, screens, has_ended, on_event };
     let left = client.run();
+    // Before the client is dropped, which lets signals stop and end this process again.
     terminal::leave_raw_mode();
     guardian.into_iter().for_each(Guardian::dismiss);
     left
 }
 
-struct Client<'a, F> {
-    console: &'a UnixStream,
+struct Client<'a, R, F> {
+    remote: &'a mut R,
     signals: SignalQueue,
     /// Absent for a file or a pipe, whose bytes go to the guest unchanged.
     parser: Option<EscapeParser>,
-    /// Input that the console has not taken.
+    /// Input that the other end has not taken.
     typed: Vec<u8>,
     has_input: bool,
-    screen: Screen,
-    /// Whether the console has ended. Its last output may not be printed yet.
+    /// Standard output and standard error.
+    screens: [Screen; 2],
+    /// Whether the other end has ended. Its last output may not be printed yet.
     has_ended: bool,
     on_event: F,
 }
@@ -108,12 +132,14 @@ struct Client<'a, F> {
 /// Sources that are ready.
 struct Ready {
     input: bool,
-    console: bool,
+    output: bool,
     signals: bool,
 }
 
-impl<F: FnMut(Event) -> Result<bool, Failure>> Client<'_, F> {
-    fn run(mut self) -> Result<Left, Failure> {
+impl<R: Remote, F: FnMut(Event) -> Result<bool, Failure>> Client<'_, R, F> {
+    fn run(&mut self) -> Result<Left, Failure> {
+        // Output may have come with the beginning of the connection.
+        self.receive()?;
         loop {
             let ready = self.wait();
             if ready.signals && !self.take_signals()? {
@@ -122,12 +148,13 @@ impl<F: FnMut(Event) -> Result<bool, Failure>> Client<'_, F> {
             if !(self.on_event)(Event::Tick)? {
                 return Ok(Left::Stopped);
             }
-            if ready.console {
-                self.read_console();
+            if ready.output {
+                self.receive()?;
             }
             // The VM goes on without a reader, as it does without a terminal.
-            self.screen.write().map_err(|error| Failure::system("print the console's output", error))?;
-            if self.has_ended && self.screen.is_empty() {
+            let written = self.screens.iter_mut().try_for_each(Screen::write);
+            written.map_err(|error| Failure::system("print the output", error))?;
+            if self.has_ended && self.screens.iter().all(Screen::is_empty) {
                 return Ok(Left::Ended);
             }
             if ready.input
@@ -139,40 +166,47 @@ impl<F: FnMut(Event) -> Result<bool, Failure>> Client<'_, F> {
         }
     }
 
-    /// Waits for input, the console, the screen or a signal.
+    /// Waits for input, the other end, the screens or a signal.
     fn wait(&self) -> Ready {
         let reads = self.has_input && (self.parser.is_some() || self.typed.len() < TYPED_AHEAD);
-        let when = |condition, flags| if condition { flags } else { PollFlags::empty() };
-        let input = stdin();
-        let console =
-            when(!self.screen.is_full(), PollFlags::IN) | when(!self.typed.is_empty(), PollFlags::OUT);
+        let stdin = stdin();
+        let takes_input = self.remote.input().filter(|_| !self.typed.is_empty() || self.remote.is_sending());
         // One that is not wanted now would be ready at its hangup again and again.
         let unwanted = PollFd::new(&self.signals, PollFlags::empty());
         let watch = |condition: bool, fd| if condition { fd } else { unwanted.clone() };
+        let [output, error] = &self.screens;
+        let remote = self.remote.output();
         let mut all = [
-            watch(reads, PollFd::new(&input, PollFlags::IN)),
-            watch(!self.has_ended && !console.is_empty(), PollFd::new(self.console, console)),
-            watch(!self.screen.is_empty(), PollFd::new(&self.screen, PollFlags::OUT)),
+            watch(reads, PollFd::new(&stdin, PollFlags::IN)),
+            watch(!self.has_ended && !self.is_full(), PollFd::new(&remote, PollFlags::IN)),
+            watch(!output.is_empty(), PollFd::new(output, PollFlags::OUT)),
+            watch(!error.is_empty(), PollFd::new(error, PollFlags::OUT)),
             PollFd::new(&self.signals, PollFlags::IN),
+            takes_input
+                .as_ref()
+                .filter(|_| !self.has_ended)
+                .map_or(unwanted, |input| PollFd::new(input, PollFlags::OUT)),
         ];
         let limit = Timespec::try_from(TICK).ok();
         let is_ok = poll(&mut all, limit.as_ref()).is_ok();
-        let [input, console, _, signals] = all.map(|polled| is_ok && !polled.revents().is_empty());
-        Ready { input, console, signals }
+        let [input, output, _, _, signals, _] = all.map(|polled| is_ok && !polled.revents().is_empty());
+        Ready { input, output, signals }
     }
 
-    /// Takes output of the console, unless too much waits for the screen.
-    fn read_console(&mut self) {
-        if self.screen.is_full() {
-            return;
+    fn is_full(&self) -> bool {
+        self.screens.iter().any(Screen::is_full)
+    }
+
+    /// Takes output, unless too much waits for a screen.
+    fn receive(&mut self) -> Result<(), Failure> {
+        if self.is_full() {
+            return Ok(());
         }
-        let mut buffer = [0; 16 << 10];
-        match (&*self.console).read(&mut buffer) {
-            Ok(0) => self.has_ended = true,
-            Ok(count) => self.screen.add(&buffer[..count]),
-            Err(error) if is_later(&error) => {}
-            Err(_) => self.has_ended = true,
-        }
+        let Received { output, error, is_at_end } = self.remote.receive()?;
+        self.screens[0].add(&output);
+        self.screens[1].add(&error);
+        self.has_ended = is_at_end;
+        Ok(())
     }
 
     /// Reads keys or bytes.
@@ -215,18 +249,22 @@ impl<F: FnMut(Event) -> Result<bool, Failure>> Client<'_, F> {
         Ok(None)
     }
 
-    /// Gives the console what it takes now.
+    /// Gives the other end what it takes now.
     fn type_in(&mut self) {
-        while !self.typed.is_empty() {
-            match (&*self.console).write(&self.typed) {
+        while !self.typed.is_empty() || self.remote.is_sending() {
+            match self.remote.send(&self.typed) {
                 Ok(count) => drop(self.typed.drain(..count)),
                 Err(error) if is_later(&error) => return,
-                // The end of the console follows.
-                Err(_) => self.typed.clear(),
+                // No more is read there. The end of the output follows, perhaps much later.
+                Err(_) => {
+                    self.typed.clear();
+                    self.has_input &= self.parser.is_some();
+                    break;
+                }
             }
         }
         if !self.has_input && self.parser.is_none() {
-            let _ = self.console.shutdown(std::net::Shutdown::Write);
+            self.remote.end_input();
         }
     }
 
@@ -244,6 +282,7 @@ impl<F: FnMut(Event) -> Result<bool, Failure>> Client<'_, F> {
                         terminal::enter_raw_mode();
                     }
                 }
+                libc::SIGWINCH => drop((self.on_event)(Event::Resized)?),
                 signal => {
                     // Without its console, the VM's last output may wait for a reader for ever.
                     if !(self.on_event)(Event::Signal(signal))? || self.has_ended {
@@ -256,6 +295,7 @@ impl<F: FnMut(Event) -> Result<bool, Failure>> Client<'_, F> {
     }
 }
 
-fn is_later(error: &io::Error) -> bool {
+/// Whether a descriptor that does not block is to be tried again.
+pub(super) fn is_later(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

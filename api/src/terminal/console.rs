@@ -6,6 +6,7 @@
 //! Bytes of a file or a pipe reach the guest unchanged.
 
 use std::io::{self, stdin};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
@@ -32,6 +33,8 @@ Ctrl-A H       this list (also: Ctrl-A ?)";
 /// Capacity for typed input that the guest has not read yet, in reads of up to 4 KiB.
 const TYPED_AHEAD: usize = 64;
 
+static ATTACHED: AtomicBool = AtomicBool::new(false);
+
 /// The thread that reads standard input.
 static READER: OnceLock<Thread> = OnceLock::new();
 
@@ -42,6 +45,8 @@ static READER: OnceLock<Thread> = OnceLock::new();
 pub(crate) fn attach(vm: &Arc<Vm>) -> Result<(), Failure> {
     let vm = Arc::clone(vm);
     let is_terminal = terminal::is_terminal();
+    // Before raw mode: a process that is stopped as soon as it has that sets it again when it continues.
+    ATTACHED.store(true, Ordering::SeqCst);
     if is_terminal {
         terminal::enter_raw_mode();
         say("volt-vmm: Ctrl-A X ends the VM, Ctrl-A H lists the keys");
@@ -52,9 +57,15 @@ pub(crate) fn attach(vm: &Arc<Vm>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says whether [`attach`] was called.
+/// Leaves raw mode for good: a process that is stopped and continues does not return to it.
+pub(crate) fn leave() {
+    ATTACHED.store(false, Ordering::SeqCst);
+    terminal::leave_raw_mode();
+}
+
+/// Says whether [`attach`] was called, and [`leave`] not.
 pub(crate) fn is_attached() -> bool {
-    READER.get().is_some()
+    ATTACHED.load(Ordering::SeqCst)
 }
 
 /// Wakes a reader that waits for the foreground.

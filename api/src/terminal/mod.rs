@@ -15,13 +15,14 @@ mod guardian;
 pub(crate) mod interrupts;
 pub(crate) mod signal_queue;
 
-use std::io::{IsTerminal, stdin};
+use std::io::{IsTerminal, stdin, stdout};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
 use std::{panic, ptr, thread};
 
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
+use volt_job::start::Size;
 use volt_vmm::internal::isolation;
 
 use crate::fatal_signals;
@@ -42,6 +43,12 @@ static EARLIER: OnceLock<[libc::sigaction; 5]> = OnceLock::new();
 /// Says whether standard input is a terminal.
 pub(crate) fn is_terminal() -> bool {
     stdin().is_terminal()
+}
+
+/// The size of the terminal, if standard output or standard input is one.
+pub(crate) fn size() -> Option<Size> {
+    let found = tcgetwinsize(stdout()).or_else(|_| tcgetwinsize(stdin())).ok()?;
+    (found.ws_col > 0 && found.ws_row > 0).then_some(Size { cols: found.ws_col, rows: found.ws_row })
 }
 
 /// Says whether this process is in the terminal's foreground. A background job may not use the terminal.

@@ -35,14 +35,14 @@ impl AsFd for SignalQueue {
 
 impl SignalQueue {
     const ENDING: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
-    const JOB_CONTROL: [libc::c_int; 2] = [libc::SIGTSTP, libc::SIGCONT];
+    const OF_TERMINALS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH];
 
-    /// Blocks the signals that ask this process to end, stop or continue.
+    /// Blocks the signals that ask this process to end, stop or continue, or tell of another window size.
     ///
     /// # Errors
     /// The host has no descriptor.
     pub(crate) fn block() -> io::Result<Self> {
-        Self::of(Self::ENDING.into_iter().chain(Self::JOB_CONTROL))
+        Self::of(Self::ENDING.into_iter().chain(Self::OF_TERMINALS))
     }
 
     /// Blocks the signals that ask this process to end.

@@ -7,7 +7,7 @@ use clap::Args;
 use volt_vmm::Store;
 use volt_vmm::snapshot::convert;
 use volt_vmm::snapshot::inspect;
-use volt_vmm::snapshot::{Verified, verify};
+use volt_vmm::snapshot::{Inspection, Verified, verify};
 
 use crate::cli::packing::{Memory, PackingArgs};
 use crate::cli::{Outcome, complete, snapshot_place};
@@ -77,7 +77,7 @@ pub(crate) struct Convert {
 impl InspectSnapshot {
     pub(crate) fn execute(self) -> Outcome {
         let (store, name) = Store::split(&snapshot_place::existing(&self.dir))?;
-        let mut found = inspect(&store, &name)?;
+        let mut found = shown(inspect(&store, &name)?);
         if self.summarized {
             found.pages.clear();
         }
@@ -116,13 +116,20 @@ impl Convert {
     }
 }
 
+/// An inspection without the variables of the guest's main process, which may be secrets.
+fn shown(mut found: Inspection) -> Inspection {
+    let main = found.metadata.note.as_mut().and_then(|note| note.get_mut("main")?.as_object_mut());
+    main.into_iter().for_each(|main| drop(main.remove("env")));
+    found
+}
+
 /// Prints a snapshot that was made, if JSON is asked for: its metadata without the list of page ranges.
 ///
 /// # Errors
 /// It cannot be read, or a write to standard output failed.
 pub(super) fn print_new((store, name): (&Store, &str), json: bool) -> Outcome {
     if json {
-        let mut made = inspect(store, name)?;
+        let mut made = shown(inspect(store, name)?);
         made.pages.clear();
         print(&made, true, inspection::text)?;
     }

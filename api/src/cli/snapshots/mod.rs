@@ -104,6 +104,12 @@ pub(crate) struct Create {
     #[arg(long)]
     trim: bool,
 
+    /// Have the guest's agent run the programs in /etc/volt/pre-snapshot.d and freeze all other processes
+    /// first, so that each restored VM gets entropy, time and names of its own before they go on. For VMs
+    /// that run an image
+    #[arg(long)]
+    quiesce: bool,
+
     /// Fail instead of pausing the guest for longer than this. A guest that writes too fast has 10 s to slow
     /// down, and at most 5 pauses that turn out too long [default: no limit]
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..))]
@@ -146,6 +152,7 @@ impl Create {
             memory_file: None,
             diff: false,
             trim: false,
+            quiesce: false,
             max_pause: None,
             api_socket: Some(api_socket),
             compress: Memory::Raw,
@@ -168,6 +175,7 @@ impl Create {
             chunk_size: packing.map(|packing| packing.chunk_len),
             least_saving: packing.map(|packing| packing.least_saving),
             trim: self.trim,
+            quiesce: self.quiesce,
             max_pause_ms: self.max_pause,
             operation,
         };

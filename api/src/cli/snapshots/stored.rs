@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
+use volt_vmm::internal::STATE_FILE;
 use volt_vmm::{Snapshot, Store};
 
+use crate::cli::list_options::ListArgs;
 use crate::cli::{Outcome, complete, snapshot_place};
 use crate::failure::Failure;
 use crate::output::print::print;
@@ -25,13 +27,8 @@ use crate::run_dir::root::RunRoot;
 /// Example: volt-vmm snapshot ls
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Print the names only
-    #[arg(short, long)]
-    quiet: bool,
-
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    list: ListArgs,
 }
 
 /// Remove snapshots with names. VMs that run from them keep their files
@@ -129,8 +126,7 @@ fn all() -> Result<Vec<Stored>, Failure> {
 
 impl List {
     pub(crate) fn execute(self) -> Outcome {
-        let quiet = |all: &Vec<Stored>| all.iter().map(|stored| format!("{}\n", stored.name)).collect();
-        print(&all()?, self.json, |all| if self.quiet { quiet(all) } else { table(all) })?;
+        self.list.print(&all()?, |stored| vec![stored.name.to_string()], table)?;
         Ok(Status::Success)
     }
 }
@@ -190,7 +186,7 @@ fn origins() -> Result<BTreeSet<PathBuf>, Failure> {
     let vms = RunRoot::existing()?.map(|root| listing::all(&root)).transpose()?.unwrap_or_default();
     let origin = |vm: crate::run_dir::vm_dir::VmDir| match vm.record.origin {
         Origin::Snapshot(path) => Some(path),
-        Origin::Kernel(_) | Origin::Fork(_) => None,
+        Origin::Kernel(_) | Origin::Image(_) | Origin::Fork(_) => None,
     };
     Ok(vms.into_iter().filter_map(origin).collect())
 }
@@ -222,7 +218,7 @@ fn confirms(unused: &[&Stored]) -> Result<bool, Failure> {
 
 /// Removes a snapshot, its state file first: half of one cannot be restored.
 fn remove(stored: &Stored) -> Result<(), Failure> {
-    let _ = fs::remove_file(stored.path.join("state.json"));
+    let _ = fs::remove_file(stored.path.join(STATE_FILE));
     fs::remove_dir_all(&stored.path)
         .map_err(|error| Failure::system(format!("remove snapshot {}", stored.path.display()), error))
 }

@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::exec::agent_of;
 use super::inspect::VmInfo;
 use super::naming::TO_STOP;
 use super::stop::within;
 use super::target::{Target, TargetArgs};
+use super::wait;
+use crate::cli::main_streams::{self, Place};
 use crate::cli::{Outcome, complete};
 use crate::client;
 use crate::failure::Failure;
@@ -19,9 +22,10 @@ use crate::run_dir::files;
 use crate::serial::CLIENTS;
 use crate::terminal::attached::{self, Event, Left};
 
-/// Attach this terminal to the serial port of a running VM. Ctrl-A D leaves, and the VM goes on
+/// Attach this terminal to a running VM: to its serial port, or to the main process of an image
 ///
-/// Several terminals may be attached at once. Ends with the status of the VM if that ends.
+/// Ctrl-A D leaves, and the VM goes on; of an image, Ctrl-P Ctrl-Q does. Several terminals may be attached at
+/// once. Ends with the status of the VM if that ends.
 ///
 /// Example: volt-vmm attach web
 #[derive(Debug, Args)]
@@ -31,8 +35,8 @@ pub(crate) struct Attach {
     vm: String,
 }
 
-/// Attach this terminal to the console beside the serial port (hvc0, option --console of run). Ctrl-A D
-/// leaves
+/// Attach this terminal to the console beside the serial port (hvc0, option --console of run), or to the
+/// serial port of a VM that runs an image. Ctrl-A D leaves
 ///
 /// One terminal at a time can have it.
 ///
@@ -51,19 +55,20 @@ impl Attach {
         let target = Target::find(&self.vm)?;
         target.api()?;
         let vm = target.with_name()?;
-        let left = attach(&vm.file(files::SERIAL), &vm.record.api_socket)?;
+        let left = match &vm.record.main {
+            Some(main) => Ok(main_streams::pass(&agent_of(&vm), &vm, main, Place::Guest)?),
+            None => attach(&vm.file(files::SERIAL), &vm.record.api_socket)?,
+        };
         if left != Ok(Left::Ended) {
             return left_by(left);
         }
-        if !within(TO_FINISH, || vm.has_outcome() || !vm.is_alive()) {
+        if vm.record.main.is_none() && !within(TO_FINISH, || vm.has_outcome() || !vm.is_alive()) {
             let problem = format!(
                 "it runs, and its serial port closed the connection: {CLIENTS} terminals have it already"
             );
             return Err(Failure::vm(vm.name().as_str(), problem));
         }
-        let end = vm.wait()?;
-        say(format!("volt-vmm: VM {} has ended: {}", vm.name(), end.message));
-        Ok(Status::of_code(end.status))
+        wait::end_as(&vm)
     }
 }
 
@@ -71,6 +76,11 @@ impl AttachConsole {
     pub(crate) fn execute(self) -> Outcome {
         let target = self.target.find()?;
         let api = target.api()?;
+        if let Target::Named(vm) = &target
+            && vm.record.main.is_some()
+        {
+            return left_by(attach(&vm.file(files::SERIAL), api)?);
+        }
         let config = VmInfo::get(api)?.config;
         let console = config.and_then(|config| config.devices.console).ok_or_else(|| {
             Failure::vm(&target.label(), "it has no console beside its serial port; start it with --console")
@@ -96,7 +106,7 @@ fn attach(console: &Path, api: &Path) -> Result<LeftBy, Failure> {
             Event::EndVm => client::put_within(api, "/v1/stop", &(), TO_STOP)?,
             // The VM goes on.
             Event::Signal(signal) => by_signal = Some(signal),
-            Event::Tick => {}
+            Event::Resized | Event::Tick => {}
         }
         Ok(by_signal.is_none())
     })?;

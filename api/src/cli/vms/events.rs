@@ -88,7 +88,7 @@ impl Events {
         if self.vms.is_empty() {
             let (arrivals, present) = Arrivals::watch()?;
             let living = present.into_iter().filter(|vm| vm.is_alive());
-            return Ok((Some(arrivals), living.map(|vm| Followed::of(Target::Named(vm))).collect()));
+            return Ok((Some(arrivals), living.map(|vm| Followed::of(Target::Named(vm.into()))).collect()));
         }
         let given = self.vms.iter().map(|word| {
             let target = Target::find(word)?;

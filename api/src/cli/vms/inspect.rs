@@ -71,7 +71,7 @@ impl Inspect {
     pub(crate) fn execute(self) -> Outcome {
         let report = match self.target.find()? {
             Target::Socket(socket) => VmReport::of_socket(&socket)?,
-            Target::Named(vm) => VmReport::of_vm(vm)?,
+            Target::Named(vm) => VmReport::of_vm(*vm)?,
         };
         print(&report, self.json, text)?;
         Ok(Status::Success)

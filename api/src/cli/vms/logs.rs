@@ -1,4 +1,4 @@
-//! `volt-vmm logs`: prints the serial output that is kept of a VM, or the messages of its process.
+//! `volt-vmm logs`: prints the output that is kept of a VM, or the messages of its process.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write, stdout};
@@ -18,7 +18,8 @@ use crate::serial::reading::{LogReader, records};
 /// Time between two looks for more output.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Print the serial output of a VM, as far as it is kept: up to 1 MiB
+/// Print the output of a VM, as far as it is kept: up to 1 MiB. It is that of the serial port, or of the main
+/// process of an image
 ///
 /// Example: volt-vmm logs --follow --tail 20 web
 #[derive(Debug, Args)]
@@ -43,6 +44,10 @@ pub(crate) struct Logs {
     /// Print the time of each line
     #[arg(short, long)]
     timestamps: bool,
+
+    /// Print the output of the serial port, also of a VM that runs an image
+    #[arg(long, conflicts_with = "messages")]
+    console: bool,
 
     /// Print the messages of the VM's process, and not the guest's output
     #[arg(long, conflicts_with_all = ["since", "timestamps"])]
@@ -77,7 +82,9 @@ impl Logs {
     }
 
     fn print_output(&self, vm: &VmDir) -> io::Result<()> {
-        let mut reader = reader_of(vm)?;
+        let runs_image = vm.record.main.is_some() && !self.console;
+        let files = if runs_image { files::MAIN_LOGS } else { files::SERIAL_LOGS };
+        let mut reader = reader_of(vm, files)?;
         let mut printer = Printer { times: self.timestamps, is_in_line: false };
         let read = reader.read()?;
         let lines = lines(&read, self.since);
@@ -131,8 +138,8 @@ fn follow_messages(vm: &VmDir, mut file: File) -> io::Result<()> {
     }
 }
 
-fn reader_of(vm: &VmDir) -> io::Result<LogReader> {
-    LogReader::open(files::SERIAL_LOGS.map(|name| vm.file(name)))
+fn reader_of(vm: &VmDir, files: [&str; 2]) -> io::Result<LogReader> {
+    LogReader::open(files.map(|name| vm.file(name)))
 }
 
 /// A line's time, its text, and whether it has ended.
@@ -160,7 +167,7 @@ fn lines(log: &[u8], since: Option<SystemTime>) -> Vec<Line> {
 /// The log cannot be read.
 pub(super) fn last_lines(vm: &VmDir, count: usize) -> Result<Vec<String>, Failure> {
     let failed = |error| Failure::system(format!("read the log of VM {}", vm.name()), error);
-    let read = reader_of(vm).and_then(|mut reader| reader.read()).map_err(failed)?;
+    let read = reader_of(vm, files::SERIAL_LOGS).and_then(|mut reader| reader.read()).map_err(failed)?;
     let lines = lines(&read, None);
     let last = lines[lines.len().saturating_sub(count)..].iter();
     Ok(last.map(|(_, text, _)| String::from_utf8_lossy(text).trim_end().to_owned()).collect())

@@ -2,11 +2,14 @@
 
 pub(super) mod attach;
 pub(super) mod children;
+pub(super) mod copy;
 pub(super) mod events;
+pub(super) mod exec;
 pub(super) mod inspect;
 pub(super) mod logs;
 pub(super) mod naming;
 pub(super) mod pause;
+pub(super) mod port_forward;
 pub(super) mod ps;
 pub(super) mod rm;
 pub(super) mod stats;

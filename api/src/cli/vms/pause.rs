@@ -50,7 +50,7 @@ fn set_state(vms: &[String], state: &str) -> Outcome {
 ///
 /// # Errors
 /// The last failure. Earlier ones are printed.
-pub(super) fn for_each<T>(
+pub(in crate::cli) fn for_each<T>(
     vms: impl IntoIterator<Item = T>,
     mut act: impl FnMut(T) -> Result<(), Failure>,
 ) -> Outcome {

@@ -183,7 +183,7 @@ fn rows(vms: Vec<VmDir>) -> Vec<Row> {
         let config = vm.config();
         let shape = config.map(|config| (config.vcpus, config.memory_mib));
         let (vcpus, memory_mib) = shape.unzip();
-        Row { record: vm.record, state, vcpus, memory_mib, end }
+        Row { record: vm.record.without_variables(), state, vcpus, memory_mib, end }
     };
     vms.into_iter().zip(states).map(row).collect()
 }

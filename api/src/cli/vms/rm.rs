@@ -9,6 +9,7 @@ use super::target::Target;
 use crate::cli::{Outcome, complete};
 use crate::output::print::print;
 use crate::process::exit::Status;
+use crate::run_dir::data_dir;
 use crate::run_dir::listing;
 use crate::run_dir::name::VmName;
 use crate::run_dir::root::RunRoot;
@@ -67,6 +68,7 @@ impl Prune {
 /// Removes what it can, and adds the names.
 fn remove_ended(root: &RunRoot, removed: &mut Vec<VmName>) -> Outcome {
     root.remove_abandoned()?;
+    data_dir::remove_abandoned(root)?;
     let vms = listing::all(root)?;
     for_each(vms.iter().filter(|vm| !vm.is_alive()), |vm| {
         let is_removed = root.remove(&vm.record)?;

@@ -11,10 +11,12 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 
-use super::naming::TO_STOP;
+use super::exec::agent_of;
+use super::naming::{TO_STOP, TO_UNMOUNT};
 use super::pause::for_each;
 use super::ps::{VmState, states};
 use super::target::Target;
+use crate::agent::{Agent, Selected};
 use crate::cli::{Outcome, complete, security};
 use crate::client;
 use crate::failure::Failure;
@@ -88,6 +90,12 @@ impl Stop {
             // One that ends just now does not answer: it finishes a snapshot, perhaps.
             let asked = self.ask(&vm, limit);
             asked.or_else(|failure| if vm.has_ended(TO_STOP) { Ok(()) } else { Err(failure) })?;
+            if let Some(agent) = vm.agent()
+                && !vm.has_ended(limit)
+            {
+                // The guest then unmounts its disks. One whose agent fails is ended by the request.
+                let _ = agent.signal(&Selected::MAIN, Signal::KILL.as_raw());
+            }
             match vm.has_ended(limit + TO_END) {
                 true => Ok(()),
                 false => Err(Failure::vm(&vm.target.label(), "it does not end; use kill")),
@@ -101,9 +109,11 @@ impl Stop {
             // Its API answers once its guest runs. The signal cancels the start.
             return kill(&vm.target, Signal::TERM);
         }
-        if self.timeout == 0 {
-            return client::put_within(api, "/v1/stop", &(), TO_STOP);
-        }
+        let limit = match vm.agent() {
+            Some(_) => limit + TO_UNMOUNT,
+            None if limit.is_zero() => return client::put_within(api, "/v1/stop", &(), TO_STOP),
+            None => limit,
+        };
         let body = json!({ "timeout_ms": limit.as_millis() as u64 });
         client::put_within(api, "/v1/vm/shutdown", &body, TO_STOP)
     }
@@ -131,6 +141,14 @@ impl Living {
             Target::Socket(socket) => serving(socket)?,
         };
         Ok(Self { target, process })
+    }
+
+    /// Its agent, if it runs an image.
+    fn agent(&self) -> Option<Agent> {
+        match &self.target {
+            Target::Named(vm) if vm.record.main.is_some() => Some(agent_of(vm)),
+            _ => None,
+        }
     }
 
     /// Whether its guest has not run yet.

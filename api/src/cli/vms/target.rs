@@ -16,7 +16,7 @@ use crate::run_dir::vm_dir::VmDir;
 /// A VM with a name, or the API socket of one without.
 #[derive(Debug)]
 pub(crate) enum Target {
-    Named(VmDir),
+    Named(Box<VmDir>),
     Socket(PathBuf),
 }
 
@@ -61,7 +61,7 @@ impl Target {
                 _ => Ok(Self::at(word.into())),
             };
         }
-        Self::named(word).map(Self::Named)
+        Self::named(word).map(|vm| Self::Named(vm.into()))
     }
 
     /// Finds the VM with a name that a word names.
@@ -78,7 +78,7 @@ impl Target {
     fn at(socket: PathBuf) -> Self {
         let root = RunRoot::existing().ok().flatten();
         match root.and_then(|root| listing::find_by_socket(&root, &socket)) {
-            Some(vm) => Self::Named(vm),
+            Some(vm) => Self::Named(vm.into()),
             None => Self::Socket(socket),
         }
     }
@@ -103,7 +103,7 @@ impl Target {
     /// The VM has no name.
     pub(crate) fn with_name(self) -> Result<VmDir, Failure> {
         match self {
-            Self::Named(vm) => Ok(vm),
+            Self::Named(vm) => Ok(*vm),
             Self::Socket(socket) => {
                 let problem = "it has no name, so nothing is kept of it; start it with --name";
                 Err(Failure::vm(&socket.display().to_string(), problem))

@@ -5,10 +5,12 @@ use serde::Serialize;
 
 use super::target::Target;
 use crate::cli::{Outcome, complete};
+use crate::messages::say;
 use crate::output::print::print;
 use crate::process::exit::Status;
 use crate::run_dir::name::VmName;
 use crate::run_dir::outcome::EndOfVm;
+use crate::run_dir::vm_dir::VmDir;
 
 /// Wait until VMs have ended. Print status and cause of each, and end with the status of the last
 ///
@@ -22,6 +24,16 @@ pub(crate) struct Wait {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Waits for the end of a VM. Says how it ended, and has its status.
+///
+/// # Errors
+/// The host refuses to wait.
+pub(super) fn end_as(vm: &VmDir) -> Outcome {
+    let end = vm.wait()?;
+    say(format!("volt-vmm: VM {} has ended: {}", vm.name(), end.message));
+    Ok(Status::of_code(end.status))
 }
 
 /// The end of a VM.

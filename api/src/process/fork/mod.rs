@@ -24,6 +24,8 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::config::Overrides;
 use volt_vmm::{Cure, VmShape};
 
+use super::guest_note::GuestNote;
+
 pub(crate) mod children;
 pub(crate) mod detachment;
 pub(crate) mod parent;
@@ -41,6 +43,10 @@ pub(crate) struct ChildSetup {
     pub(crate) run_dir: Option<PathBuf>,
     /// Whether the child's VM stays paused until a client resumes it.
     pub(crate) paused: bool,
+    /// The state of the guest's workload.
+    pub(crate) note: GuestNote,
+    /// Whether the agent of the child has to wake its guest.
+    pub(crate) requires_agent: bool,
     pub(crate) limits: RequestLimits,
 }
 

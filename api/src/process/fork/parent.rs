@@ -21,6 +21,7 @@ use crate::descriptors::allow_descriptors;
 use crate::failure::Failure;
 use crate::process::child_command::{CHILD_NAME, child_arguments, confinement_of_child};
 use crate::process::confinement;
+use crate::process::guest_note::GuestNote;
 
 /// Time between two looks whether a fork was cancelled.
 const LOOK: Duration = Duration::from_millis(100);
@@ -46,8 +47,21 @@ pub(crate) struct Forked {
     pub(crate) id: String,
 }
 
+/// Properties that all children of a fork share.
+#[derive(Clone, Debug)]
+pub(crate) struct Fork {
+    /// Whether their VMs stay paused.
+    pub(crate) paused: bool,
+    /// The note about the guest at the capture.
+    pub(crate) note: GuestNote,
+    /// Whether the agent of each child has to wake its guest.
+    pub(crate) requires_agent: bool,
+    pub(crate) limits: RequestLimits,
+}
+
 /// Forks a VM into children, each in its own process, all from the same instant. The VM goes on. `progress`
-/// tells the progress of the copy of its memory, and cancels the fork until its children run.
+/// tells the progress of the copy of its memory, and cancels the fork until its children run. `captured` is
+/// called once the VM goes on.
 ///
 /// # Errors
 /// The first error of a child; it names the child. Or the fork was cancelled. Then no child and no file of a
@@ -55,9 +69,9 @@ pub(crate) struct Forked {
 pub(crate) fn fork(
     vm: &Vm,
     wanted: Vec<ChildSpec>,
-    paused: bool,
-    limits: RequestLimits,
+    how: Fork,
     progress: &Progress,
+    captured: &dyn Fn(),
 ) -> Result<Vec<Forked>, Failure> {
     progress.check()?;
     let config = vm.config();
@@ -66,7 +80,9 @@ pub(crate) fn fork(
     allow_descriptors();
     // The children start while the parent captures its VM.
     let (overrides, run_dir) = (Overrides::default(), None);
-    let setup = ChildSetup { shape: VmShape::of(&config), overrides, run_dir, paused, limits };
+    let Fork { paused, note, requires_agent, limits } = how;
+    let shape = VmShape::of(&config);
+    let setup = ChildSetup { shape, overrides, run_dir, paused, note, requires_agent, limits };
     let confinement = confinement_of_child(&confinement::chosen())?;
     let detachment =
         Detachment::new().map_err(|source| Failure::system("create the pipe of a fork", source))?;
@@ -76,6 +92,7 @@ pub(crate) fn fork(
     });
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
     let handover = vm.snapshot_in_memory_with(progress)?.handover()?;
+    captured();
     for child in &mut children {
         progress.check()?;
         child.send_handover(&handover)?;
@@ -122,15 +139,15 @@ fn descriptor(devices: &Devices, overrides: &Overrides) -> Option<(String, i32, 
         (id.clone(), file, Cure::Another(Box::new(cure)))
     };
     let layer = |id: &String, file| (id.clone(), file, Cure::CloneLayer { id: id.clone() });
-    let own = overrides
-        .disks
-        .iter()
-        .flat_map(|disk| [path(&disk.id, disk.path.as_ref()), layer(&disk.id, disk.layer.as_ref())]);
-    let replaced = |id: &str| overrides.disks.iter().any(|disk| disk.id == id && disk.path.is_some());
+    let own = overrides.disks.iter().flat_map(|disk| {
+        let image = disk.path.iter().chain(&disk.parts).map(|file| path(&disk.id, file));
+        image.chain(disk.layer.iter().map(|file| layer(&disk.id, file)))
+    });
+    let replaced = |id: &str| overrides.disks.iter().any(|disk| disk.id == id && disk.has_image());
     let kept = devices.disks.iter().filter(|disk| !replaced(&disk.id));
-    let kept = kept.map(|disk| path(&disk.id, Some(&disk.path)));
+    let kept = kept.flat_map(|disk| disk.image().map(|file| path(&disk.id, file)));
     own.chain(kept).find_map(|(id, file, cure)| match file {
-        Some(FileRef::Fd(fd) | FileRef::Untrusted(fd)) => Some((id, *fd, cure)),
+        FileRef::Fd(fd) | FileRef::Untrusted(fd) => Some((id, *fd, cure)),
         _ => None,
     })
 }
@@ -299,8 +316,13 @@ mod tests {
         let given = r#"{"disks":[{"id":"root","path":"fd:7","read_only":true}]}"#;
         let error = refused(given, &[wanted("/a", "{}")]);
         assert!(error.starts_with("disks: root: fd:7 is a descriptor of this process"), "{error}");
+        let parts = r#"{"disks":[{"id":"root","parts":["/a","fd:8"],"read_only":true}]}"#;
+        let error = refused(parts, &[wanted("/a", "{}")]);
+        assert!(error.starts_with("disks: root: fd:8 is a descriptor of this process"), "{error}");
         let other = r#"{"disks":[{"id":"root","path":"/image"}]}"#;
-        check(&serde_json::from_str(given).unwrap(), &[wanted("/a", other)]).unwrap();
+        for given in [given, parts] {
+            check(&serde_json::from_str(given).unwrap(), &[wanted("/a", other)]).unwrap();
+        }
         let error = refused(r#"{"disks":[{"id":"root","path":"/image"}]}"#, &[wanted("/a", given_layer())]);
         assert!(error.contains("fd:9"), "{error}");
         let cures = |devices: &str, child| {

@@ -27,6 +27,7 @@ impl TryFrom<LoadSnapshot> for SnapshotToRestore {
             rewindable: request.tracks_dirty_pages(),
             path: request.snapshot_path,
             paused: !request.resume_vm,
+            require_agent: false,
             overrides: merge_overrides(request.overrides, request.network_overrides, request.vsock_override),
             allow_paths: request.allow_paths,
             allow_shared: request.allow_shared,

@@ -25,6 +25,7 @@ use super::calls::Queue;
 use super::counts::TimedAct;
 use super::error::{Fault, StatusOnly};
 use super::snapshots as acts;
+use crate::guest_agent;
 use crate::process::start;
 use machine::Draft;
 use names::machine::{Action, ActionType, SetState, WantedState};
@@ -80,7 +81,7 @@ async fn version() -> Json<Value> {
 
 async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> StatusOnly {
     let options = request.options()?;
-    acts::take(&api, (request.snapshot_path, request.mem_file_path), options, None).await?;
+    acts::take(&api, (request.snapshot_path, request.mem_file_path), options, request.quiesce, None).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -98,7 +99,7 @@ async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> Sta
     };
     api.timed(act, None, move |slot| match request.state {
         WantedState::Paused => slot.vm("pause")?.pause(),
-        WantedState::Resumed => slot.vm("resume")?.resume(),
+        WantedState::Resumed => guest_agent::resume(&slot.vm("resume")?),
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)

@@ -10,7 +10,8 @@ use volt_vmm::Progress;
 use volt_vmm::config::Overrides;
 
 use super::Refusals;
-use crate::process::fork::parent::{ChildSpec, Forked};
+use crate::guest_agent;
+use crate::process::fork::parent::{ChildSpec, Fork, Forked};
 use crate::process::fork::{RequestLimits, parent};
 use crate::rest::Api;
 use crate::rest::body::Body;
@@ -26,6 +27,12 @@ pub(crate) struct ForkRequest {
     /// Leaves the children paused.
     #[serde(default)]
     pub(crate) paused: bool,
+    /// Has the guest's agent run its hooks and freeze the workload first. Each child is woken.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) quiesce: bool,
+    /// Fails unless the agent of each child wakes its guest whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) require_agent: bool,
     /// The id in `/v1/vm/operations`: up to 64 letters, digits, `_` and `-`. By default it gets a number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) operation: Option<String>,
@@ -74,7 +81,11 @@ pub(crate) async fn fork(
     State(api): State<Api>,
     Body(request): Body<ForkRequest>,
 ) -> Result<Json<Forks>, Fault> {
-    let ForkRequest { children, paused, operation } = request;
+    let ForkRequest { children, paused, quiesce, require_agent, operation } = request;
+    if require_agent && paused {
+        let problem = "require_agent: a paused guest does not answer; leave out paused, or this";
+        return Err(Fault::refused(problem));
+    }
     let progress = Progress::default();
     let operation = api.begin(OperationOf::Fork, operation, &progress)?;
     let wanted: Vec<_> = children
@@ -91,7 +102,10 @@ pub(crate) async fn fork(
         .capture(&progress.clone(), move |slot| {
             let _operation = operation;
             let vm = slot.vm("fork the VM")?;
-            Ok(parent::fork(&vm, wanted, paused, limits, &progress))
+            guest_agent::capture(&vm, quiesce, |note, thaw| {
+                let how = Fork { paused, limits, requires_agent: require_agent, note };
+                Ok(parent::fork(&vm, wanted, how, &progress, &**thaw))
+            })
         })
         .await?;
     Ok(Json(Forks { children: forked? }))

@@ -9,7 +9,11 @@ pub(crate) mod operations;
 pub(crate) mod snapshots;
 pub(crate) mod vm;
 
+use std::sync::OnceLock;
+
+use axum::body::Bytes;
 use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::Html;
 use axum::routing::{MethodRouter, get, post, put};
 use axum::{Json, Router};
@@ -97,8 +101,15 @@ paths! {
 pub(super) fn routes() -> Router<Api> {
     served()
         .merge(former())
-        .route("/openapi.json", get(async || Json(described())))
+        .route("/openapi.json", get(async || ([(CONTENT_TYPE, "application/json")], description())))
         .route("/docs", get(async || Html(PAGE)))
+}
+
+/// The description as JSON, made once: clients that ask for it at once would else hold up all others.
+fn description() -> Bytes {
+    static TEXT: OnceLock<Bytes> = OnceLock::new();
+    let make = || described().to_json().unwrap_or_else(|error| unreachable!("its keys are texts: {error}"));
+    TEXT.get_or_init(|| make().into()).clone()
 }
 
 /// Paths of older versions, which clients may still use.

@@ -12,6 +12,7 @@ use volt_vmm::{CaptureStats, Compression, Packing, RecordingSummary, SnapshotKin
 
 use super::Refusals;
 use super::operations::cancelled;
+use crate::guest_agent;
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::calls::Queue;
@@ -54,6 +55,9 @@ pub(crate) struct NewSnapshot {
     /// Inflates the balloon first.
     #[serde(default)]
     pub(crate) trim: bool,
+    /// Has the guest's agent run its hooks and freeze the workload first. A restored VM is woken.
+    #[serde(default)]
+    pub(crate) quiesce: bool,
     /// The longest pause of the guest, in milliseconds.
     pub(crate) max_pause_ms: Option<u64>,
     /// The id in `/v1/vm/operations`: up to 64 letters, digits, `_` and `-`. By default it gets a number.
@@ -110,7 +114,8 @@ pub(super) async fn create(
     Body(wanted): Body<NewSnapshot>,
 ) -> Result<(StatusCode, Json<Taken>), Fault> {
     let options = wanted.options()?;
-    let stats = take(&api, (wanted.path, wanted.memory_path), options, wanted.operation).await?;
+    let place = (wanted.path, wanted.memory_path);
+    let stats = take(&api, place, options, wanted.quiesce, wanted.operation).await?;
     Ok((StatusCode::CREATED, Json(stats.into())))
 }
 
@@ -170,7 +175,7 @@ pub(super) struct Rewound {
     responses((status = 200, body = Rewound), Refusals),
 )]
 pub(super) async fn rewind(State(api): State<Api>) -> Result<Json<Rewound>, Fault> {
-    let rewound = api.call_in(Queue::Captures, |slot| slot.vm("rewind")?.rewind()).await?;
+    let rewound = api.call_in(Queue::Captures, |slot| guest_agent::rewind(&slot.vm("rewind")?)).await?;
     let paused_us = u64::try_from(rewound.paused.as_micros()).unwrap_or(u64::MAX);
     Ok(Json(Rewound { pages: rewound.pages, paused_us }))
 }

@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use volt_vmm::{BalloonStatus, Console, MemoryUsage, RunState, VmConfig};
 
 use super::Refusals;
+use crate::guest_agent;
 use crate::process::serial_output::SerialOutput;
 use crate::process::start;
 use crate::rest::Api;
@@ -135,7 +136,7 @@ pub(super) async fn change(State(api): State<Api>, Body(change): Body<Change>) -
     };
     api.timed(act, None, move |slot| match change.state {
         WantedState::Paused => slot.vm("pause")?.pause(),
-        WantedState::Running => slot.vm("resume")?.resume(),
+        WantedState::Running => guest_agent::resume(&slot.vm("resume")?),
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)
@@ -198,7 +199,9 @@ pub(super) async fn shut_down(
     });
     // The answer does not wait for that either.
     tokio::spawn(async move {
-        let asked = api.call_in(Queue::Ahead, move |_| vm.resume().and_then(|()| vm.request_end())).await;
+        let asked = api
+            .call_in(Queue::Ahead, move |_| guest_agent::resume(&vm).and_then(|()| vm.request_end()))
+            .await;
         if let Err(fault) = asked {
             log::warn!("cannot ask the guest to end: {fault}");
         }

@@ -1,15 +1,14 @@
-//! Standard output of a client, which waits for its reader without blocking the client.
+//! Standard output or standard error of a client, which waits for its reader without blocking the client.
 //!
 //! Others share the opening of a terminal or a pipe, so its mode stays. The screen opens it once more, and
 //! that opening does not block.
 
-use std::io::{self, stdout};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::Errno;
-use rustix::stdio;
 
 /// Bytes that may wait. More is not taken from the console.
 const MOST: usize = 64 << 10;
@@ -19,18 +18,20 @@ const PIECE: usize = 4096;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Screen {
+    stream: BorrowedFd<'static>,
     /// The opening that does not block; absent for other kinds of files, and where the host refuses.
     own: Option<OwnedFd>,
     waiting: Vec<u8>,
 }
 
 impl Screen {
-    pub(super) fn open() -> Self {
-        let kind = fstat(stdout()).map(|found| FileType::from_raw_mode(found.st_mode));
+    pub(super) fn open(stream: BorrowedFd<'static>) -> Self {
+        let kind = fstat(stream).map(|found| FileType::from_raw_mode(found.st_mode));
         let stalls = matches!(kind, Ok(FileType::Fifo | FileType::CharacterDevice));
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let open = || rustix::fs::open("/proc/self/fd/1", flags, Mode::empty()).ok();
-        Self { own: stalls.then(open).flatten(), waiting: Vec::new() }
+        let path = format!("/proc/self/fd/{}", stream.as_raw_fd());
+        let open = || rustix::fs::open(&path, flags, Mode::empty()).ok();
+        Self { stream, own: stalls.then(open).flatten(), waiting: Vec::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -54,7 +55,7 @@ impl Screen {
             let piece = &self.waiting[..self.waiting.len().min(PIECE)];
             let written = match &self.own {
                 Some(own) => rustix::io::write(own, piece),
-                None if self.takes_more() => rustix::io::write(stdio::stdout(), piece),
+                None if self.takes_more() => rustix::io::write(self.stream, piece),
                 None => return Ok(()),
             };
             match written {
@@ -77,7 +78,7 @@ impl AsFd for Screen {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.own {
             Some(own) => own.as_fd(),
-            None => stdio::stdout(),
+            None => self.stream,
         }
     }
 }

@@ -1,7 +1,11 @@
-//! Splits terminal input into volt-vmm's keys, which Ctrl-A introduces, and bytes for the guest.
+//! Splits terminal input into volt-vmm's keys, which Ctrl-A or Ctrl-P introduces, and bytes for the guest.
 
 /// Ctrl-A.
-const ESCAPE: u8 = 0x01;
+const CONTROL_A: u8 = 0x01;
+/// Ctrl-P.
+const CONTROL_P: u8 = 0x10;
+/// Ctrl-Q.
+const CONTROL_Q: u8 = 0x11;
 
 /// A part of the terminal's input.
 #[derive(Debug, PartialEq, Eq)]
@@ -10,49 +14,70 @@ pub(crate) enum Input {
     Guest(Vec<u8>),
     /// Ctrl-A X.
     EndVm,
-    /// Ctrl-A D.
+    /// Ctrl-A D, or Ctrl-P Ctrl-Q.
     Detach,
     /// Ctrl-A H.
     ListKeys,
 }
 
+/// The keys that are volt-vmm's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// Ctrl-A and a letter.
+    #[default]
+    ControlA,
+    /// Ctrl-P Ctrl-Q alone, as docker has it.
+    ControlPQ,
+}
+
 /// The parser of terminal input.
 #[derive(Debug, Default)]
 pub(crate) struct EscapeParser {
-    /// Whether the last byte was a Ctrl-A, whose key comes with a later read.
+    keys: Keys,
+    /// Whether the last byte introduced a key, which comes with a later read.
     escaped: bool,
-    /// Whether Ctrl-A D is a key for volt-vmm.
+    /// Whether there is a key to leave the VM.
     detaches: bool,
 }
 
 impl EscapeParser {
     /// A parser for a terminal that can leave its VM.
-    pub(crate) fn detaching() -> Self {
-        Self { detaches: true, ..Self::default() }
+    pub(crate) fn detaching(keys: Keys) -> Self {
+        Self { keys, detaches: true, ..Self::default() }
     }
 
-    /// Parses the next bytes. A Ctrl-A before an unknown key goes to the guest with that key.
+    /// Parses the next bytes. An introduction before an unknown key goes to the guest with that key.
     pub(crate) fn parse(&mut self, bytes: &[u8]) -> Vec<Input> {
+        let introduction = match self.keys {
+            Keys::ControlA => CONTROL_A,
+            Keys::ControlPQ => CONTROL_P,
+        };
         let mut inputs = Vec::new();
         let mut typed = Vec::new();
         for &byte in bytes {
             if !std::mem::take(&mut self.escaped) {
                 match byte {
-                    ESCAPE => self.escaped = true,
+                    _ if byte == introduction => self.escaped = true,
                     _ => typed.push(byte),
                 }
                 continue;
             }
-            let input = match byte {
-                b'x' | b'X' => Input::EndVm,
-                b'd' | b'D' if self.detaches => Input::Detach,
-                b'h' | b'H' | b'?' => Input::ListKeys,
-                b'a' | b'A' | ESCAPE => {
-                    typed.push(ESCAPE);
+            let input = match (self.keys, byte) {
+                (Keys::ControlA, b'x' | b'X') => Input::EndVm,
+                (Keys::ControlA, b'd' | b'D') if self.detaches => Input::Detach,
+                (Keys::ControlA, b'h' | b'H' | b'?') => Input::ListKeys,
+                (Keys::ControlA, b'a' | b'A' | CONTROL_A) => {
+                    typed.push(CONTROL_A);
+                    continue;
+                }
+                (Keys::ControlPQ, CONTROL_Q) if self.detaches => Input::Detach,
+                (Keys::ControlPQ, CONTROL_P) => {
+                    typed.push(CONTROL_P);
+                    self.escaped = true;
                     continue;
                 }
                 _ => {
-                    typed.extend([ESCAPE, byte]);
+                    typed.extend([introduction, byte]);
                     continue;
                 }
             };
@@ -102,7 +127,10 @@ mod tests {
 
     #[test]
     fn control_a_d_detaches_where_it_can() {
-        assert_eq!(EscapeParser::detaching().parse(b"a\x01db"), [typed("a"), Input::Detach, typed("b")]);
+        assert_eq!(
+            EscapeParser::detaching(Keys::ControlA).parse(b"a\x01db"),
+            [typed("a"), Input::Detach, typed("b")]
+        );
         assert_eq!(EscapeParser::default().parse(b"\x01d"), [typed("\x01d")]);
     }
 
@@ -112,6 +140,14 @@ mod tests {
             assert_eq!(EscapeParser::default().parse(input.as_bytes()), [typed("\x01")], "{input:?}");
         }
         assert_eq!(EscapeParser::default().parse(b"\x01\x01x"), [typed("\x01x")]);
+    }
+
+    #[test]
+    fn control_p_control_q_detaches_alone() {
+        let parse = |bytes: &[u8]| EscapeParser::detaching(Keys::ControlPQ).parse(bytes);
+        assert_eq!(parse(b"a\x10\x11b"), [typed("a"), Input::Detach, typed("b")]);
+        assert_eq!(parse(b"\x10\x10\x11"), [typed("\x10"), Input::Detach]);
+        assert_eq!(parse(b"\x01d\x10x"), [typed("\x01d\x10x")]);
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl Followed {
 
     /// A VM that appeared while others were followed.
     pub(super) fn arrived(vm: VmDir) -> Self {
-        Self { has_arrived: true, ..Self::of(Target::Named(vm)) }
+        Self { has_arrived: true, ..Self::of(Target::Named(vm.into())) }
     }
 
     pub(super) fn stream(&self) -> Option<&EventStream> {

@@ -81,6 +81,7 @@ impl From<Drive> for DiskConfig {
         Self {
             id: drive.drive_id,
             path: drive.path_on_host,
+            parts: Vec::new(),
             read_only: drive.is_read_only,
             cache: match drive.cache_type {
                 CacheType::Unsafe => Cache::Unsafe,
@@ -100,7 +101,9 @@ impl From<Drive> for DiskConfig {
 
 impl From<DiskConfig> for Drive {
     fn from(disk: DiskConfig) -> Self {
-        let DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit } = disk;
+        // Firecracker has no name for parts: a disk of parts has an empty path here.
+        let DiskConfig { id, path, parts: _, read_only, cache, engine, beneath, layer, layer_size, limit } =
+            disk;
         Self {
             drive_id: id,
             path_on_host: path,
@@ -141,6 +144,9 @@ pub(crate) struct NetworkInterface {
     /// volt-vmm's own.
     #[serde(default = "enabled", skip_serializing_if = "is_enabled")]
     offload: bool,
+    /// volt-vmm's own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    dns_forward: bool,
     #[serde(default, deserialize_with = "rate_limiter::limit", skip_serializing_if = "RateLimit::is_none")]
     rx_rate_limiter: RateLimit,
     #[serde(default, deserialize_with = "rate_limiter::limit", skip_serializing_if = "RateLimit::is_none")]
@@ -184,6 +190,7 @@ impl TryFrom<NetworkInterface> for NetConfig {
             mac: interface.guest_mac,
             mtu: interface.mtu,
             offload: interface.offload,
+            dns_forward: interface.dns_forward,
             receive_limit: interface.rx_rate_limiter,
             transmit_limit: interface.tx_rate_limiter,
         })
@@ -192,7 +199,8 @@ impl TryFrom<NetworkInterface> for NetConfig {
 
 impl From<NetConfig> for NetworkInterface {
     fn from(network: NetConfig) -> Self {
-        let NetConfig { id, backend, mac, mtu, offload, receive_limit, transmit_limit } = network;
+        let NetConfig { id, backend, mac, mtu, offload, dns_forward, receive_limit, transmit_limit } =
+            network;
         let (host_dev_name, passt) = match backend {
             NetBackend::Tap(tap) => (Some(tap), None),
             NetBackend::TapDescriptor(number) => (Some(format!("fd:{number}")), None),
@@ -205,6 +213,7 @@ impl From<NetConfig> for NetworkInterface {
             guest_mac: mac,
             mtu,
             offload,
+            dns_forward,
             rx_rate_limiter: receive_limit,
             tx_rate_limiter: transmit_limit,
         }
@@ -371,7 +380,8 @@ mod tests {
             let cache = if is_unsafe { Cache::Unsafe } else { Cache::Writeback };
             let engine = if is_ring { Engine::IoUring } else { Engine::Sync };
             let path = FileRef::from(&path);
-            DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit }
+            let parts = Vec::new();
+            DiskConfig { id, path, parts, read_only, cache, engine, beneath, layer, layer_size, limit }
         }
     }
 
@@ -389,10 +399,11 @@ mod tests {
             mac in proptest::option::of("02(:[0-9a-f]{2}){5}"),
             mtu: Option<u16>,
             offload: bool,
+            dns_forward: bool,
             receive_limit in limits(),
             transmit_limit in limits(),
         ) -> NetConfig {
-            NetConfig { id, backend, mac, mtu, offload, receive_limit, transmit_limit }
+            NetConfig { id, backend, mac, mtu, offload, dns_forward, receive_limit, transmit_limit }
         }
     }
 

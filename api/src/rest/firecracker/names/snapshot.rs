@@ -36,6 +36,9 @@ pub(crate) struct CreateSnapshot {
     /// volt-vmm's own: inflates the balloon first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) trim: bool,
+    /// volt-vmm's own: has the guest's agent freeze the workload first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) quiesce: bool,
     /// volt-vmm's own: the longest pause of the guest, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) max_pause_ms: Option<u64>,

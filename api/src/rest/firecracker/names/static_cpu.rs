@@ -54,7 +54,10 @@ pub(crate) fn named(name: &str) -> Result<Option<CpuTemplate>, Fault> {
 
 /// Returns the name of a template that is a static one.
 pub(crate) fn name_of(template: &CpuTemplate) -> Option<&'static str> {
-    let is_it = |known: &&StaticTemplate| known.template().is_ok_and(|known| known == *template);
+    let has_name = |known: &StaticTemplate| template.name.as_deref() == Some(known.0);
+    // Parsing one takes a while, and most templates are none of these.
+    let is_it =
+        |known: &&StaticTemplate| has_name(known) && known.template().is_ok_and(|known| known == *template);
     ALL.iter().find(is_it).map(|known| known.0)
 }
 

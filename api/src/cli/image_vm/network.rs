@@ -1,0 +1,66 @@
+//! The network of a VM that runs an image: process 1 configures an interface whose other end is passt. An
+//! image configures one with a tap by itself, such as by DHCP.
+
+use std::net::IpAddr;
+
+use volt_job::job::{Address, Network};
+use volt_vmm::config::devices::{NetBackend, NetConfig};
+use volt_vmm::config::user_network::{IPV4, IPV6, LONGEST_PACKET};
+
+use crate::failure::Failure;
+
+/// Describes the first interface with passt to process 1, and lets passt forward its questions for names.
+///
+/// # Errors
+/// The hardware address of the interface is none.
+pub(super) fn of(networks: &mut [NetConfig]) -> Result<Option<Network>, Failure> {
+    let mut networks = networks.iter_mut();
+    let Some(network) = networks.find(|network| matches!(network.backend, NetBackend::Passt { .. })) else {
+        return Ok(None);
+    };
+    network.dns_forward = true;
+    let mac =
+        network.hardware_address().map_err(|problem| Failure::config("networks", problem.to_string()))?;
+    let address = |address, prefix| Address { address, prefix };
+    Ok(Some(Network {
+        mac: mac.map(|byte| format!("{byte:02x}")).join(":"),
+        mtu: Some(network.mtu.unwrap_or(LONGEST_PACKET)),
+        addresses: vec![address(IPV4.address.into(), IPV4.prefix), address(IPV6.address.into(), IPV6.prefix)],
+        gateways: vec![IPV4.gateway.into(), IPV6.gateway.into()],
+    }))
+}
+
+/// Returns the lines of `/etc/resolv.conf`.
+pub(super) fn resolvers() -> Vec<String> {
+    let resolvers: [IpAddr; 2] = [IPV4.resolver.into(), IPV6.resolver.into()];
+    resolvers.map(|address| format!("nameserver {address}")).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passt(id: &str) -> NetConfig {
+        NetConfig::new(id, NetBackend::Passt { forward: Vec::new() })
+    }
+
+    #[test]
+    fn only_the_first_interface_with_passt_is_configured() {
+        let tap = NetConfig::new("eth0", NetBackend::Tap("tap0".to_owned()));
+        assert_eq!(of(&mut []).unwrap(), None);
+        assert_eq!(of(&mut [tap.clone()]).unwrap(), None);
+        let mut networks = [tap, passt("eth1").mac("02:00:00:00:0A:01").mtu(1400), passt("eth2")];
+        let network = of(&mut networks).unwrap().unwrap();
+        assert_eq!((network.mac.as_str(), network.mtu), ("02:00:00:00:0a:01", Some(1400)));
+        assert_eq!(networks.map(|network| network.dns_forward), [false, true, false]);
+    }
+
+    #[test]
+    fn all_vms_have_equal_addresses_and_the_address_of_their_device() {
+        let [one, other] = ["a", "b"].map(|id| of(&mut [passt(id)]).unwrap().unwrap());
+        assert_eq!((&one.addresses, &one.gateways), (&other.addresses, &other.gateways));
+        assert_ne!(one.mac, other.mac);
+        assert_eq!(one.mtu, Some(65_520));
+        assert_eq!(resolvers(), ["nameserver 10.118.111.3", "nameserver fd76:6f6c:7400::3"]);
+    }
+}
