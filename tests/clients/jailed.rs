@@ -1,6 +1,7 @@
 //! A client of Firecracker starts `volt-vmm jailer`, finds the API, boots a VM with files that it linked into
 //! the jail, ends it and removes the jail.
 
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -40,8 +41,15 @@ impl Files {
         Self { scratch, id }
     }
 
-    /// Runs a client to its end. Returns what it and its VM wrote.
+    /// Runs a client to its end. Returns what it wrote to its standard output.
     pub fn run(&self, client: &str, arguments: &[&str], variables: &[(&str, &str)]) -> String {
+        let [told, _] = self.run_shown(client, arguments, variables);
+        told
+    }
+
+    /// Runs a client to its end. Returns its standard output, and its standard error, where the SDK's
+    /// programs send the output of their VMs.
+    fn run_shown(&self, client: &str, arguments: &[&str], variables: &[(&str, &str)]) -> [String; 2] {
         let mut command = Command::new(volt_tests::need::clients_directory().join(client));
         command.args(arguments).envs(variables.iter().copied());
         command.env("VOLT_VMM", binary()).env("VOLT_JAILER", self.scratch.path("jailer"));
@@ -54,8 +62,10 @@ impl Files {
         command.env("VOLT_BOOT_ARGS", "disk");
         let done = output(&mut command);
         let (out, error) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-        assert!(done.status.success(), "{client} {arguments:?}: {}\n{out}\n{error}", done.status);
-        out.into_owned()
+        // A summary shows the first line alone.
+        let why = error.lines().last().unwrap_or_default();
+        assert!(done.status.success(), "{client} {arguments:?}: {}: {why}\n{out}\n{error}", done.status);
+        [out, error].map(Cow::into_owned)
     }
 
     fn jails(&self) -> PathBuf {
@@ -107,10 +117,11 @@ fn go_sdk_boots_and_ends_a_vm_in_a_jail() {
     let clients = GO_CLIENTS.into_iter().filter(|client| has(client));
     for (client, seccomp) in clients.flat_map(|client| [(client, "off"), (client, "on")]) {
         let files = Files::new();
-        let told = files.run(client, &["-1"], &[("VOLT_SECCOMP", seccomp), ("VOLT_CGROUP_VERSION", "2")]);
+        let variables = [("VOLT_SECCOMP", seccomp), ("VOLT_CGROUP_VERSION", "2")];
+        let [told, shown] = files.run_shown(client, &["-1"], &variables);
         let info = format!("info: id={} state=Running pid=", files.id);
         assert!(told.contains(&info) && told.contains("exit status 143"), "{client} {seccomp}: {told}");
-        assert!(told.contains("ready\n"), "the jailer's streams are not the guest's: {told}");
+        assert!(shown.contains("ready\n"), "the jailer's streams are not the guest's: {shown}");
         files.are_as_after_a_vm();
     }
 }

@@ -475,6 +475,8 @@ void guest_main(struct start_info *info)
         random_numbers();
     } else if (behaviour("disk")) {
         disk();
+    } else if (behaviour("disk-read")) {
+        disk_read();
     } else if (behaviour("disk-churn")) {
         disk_churn();
     } else if (behaviour("records")) {

@@ -9,6 +9,7 @@ u64 option(const char *name, u64 otherwise);
 void random_numbers(void);
 void disk(void);
 void disk_churn(void);
+void disk_read(void);
 void records(void);
 void net(void);
 void metadata(void);

@@ -294,13 +294,16 @@ static void ask_again(u32 length)
     }
 }
 
-/* Gets the data many times, as fast as possible. Resets each connection, which leaves nothing to come. */
+/* Gets the data many times, as fast as possible, and all that as often as the command line says. Resets each
+ * connection, which leaves nothing to come. */
 static void repeat(int on_one_connection)
 {
     static u8 request[128];
-    u64 requests = option("requests=", 1000);
+    u64 requests = option("requests=", 1000), rounds = option("rounds=", 1);
     u32 length = append(request, 0, "GET /latest/user-data HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n");
-    for (u64 number = 0; number < requests; number++) {
+    for (u64 number = 0; number < requests * rounds; number++) {
+        if (number && number % requests == 0)
+            report("requests", requests);
         if (on_one_connection && number) {
             ask_again(length);
             continue;

@@ -7,6 +7,7 @@ extern crate volt_test_macros;
 mod api;
 mod boot;
 mod device;
+mod image;
 mod memory;
 mod names;
 mod refused;

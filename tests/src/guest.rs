@@ -214,6 +214,16 @@ impl Guest {
         assert_eq!(self.ask("PATCH", "/vm", r#"{"state":"Resumed"}"#), (204, String::new()));
     }
 
+    /// Presses the power button, which clients of Firecracker call `SendCtrlAltDel`. A kernel that drives the
+    /// keyboard gets these keys.
+    ///
+    /// # Panics
+    /// The API refuses.
+    pub fn press_power_button(&self) {
+        let press = r#"{"action_type":"SendCtrlAltDel"}"#;
+        assert_eq!(self.ask("PUT", "/actions", press), (204, String::new()));
+    }
+
     /// Returns the path of the API's socket.
     #[must_use]
     pub fn socket(&self) -> &Path {

@@ -13,6 +13,7 @@ pub mod boot;
 pub mod child;
 pub mod cpu;
 pub mod damage;
+pub mod disks;
 pub mod exposition;
 pub mod faults;
 pub mod guest;
@@ -39,6 +40,7 @@ pub mod pressure;
 pub mod program;
 pub mod progress;
 pub mod recorder;
+pub mod registry;
 pub mod rest;
 pub mod scratch;
 mod silence;
@@ -63,7 +65,7 @@ pub use launch::{Input, SECRET};
 pub use memory_handler::{Conduct, MemoryHandler};
 pub use names::Names;
 pub use namespace::Namespace;
-pub use network::{Network, inherited_tap};
+pub use network::{Network, OwnedTap, inherited_tap};
 pub use numbers::{consecutive, numbers};
 pub use outcome::Outcome;
 pub use pagers::processes_with;
@@ -106,6 +108,9 @@ pub fn without_generation(mut memory: Vec<u8>) -> Vec<u8> {
     memory[0xf_e000..0x10_0000].fill(0);
     memory
 }
+
+/// The program of Linux guests that draws random numbers (`guests/draws.c`).
+pub static DRAWS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/draws.elf"));
 
 /// The small guest, as a file. It is part of this executable, so that the lab needs no other.
 #[must_use]

@@ -114,7 +114,18 @@ impl Names {
     /// Starts `volt-vmm` in the foreground.
     #[must_use]
     pub fn start(&self, arguments: Vec<OsString>, input: Input<'_>) -> Guest {
-        let environment = self.environment().to_vec();
+        self.start_with(arguments, input, &[])
+    }
+
+    /// Starts `volt-vmm` in the foreground with more variables.
+    #[must_use]
+    pub fn start_with(
+        &self,
+        arguments: Vec<OsString>,
+        input: Input<'_>,
+        variables: &[(&'static str, OsString)],
+    ) -> Guest {
+        let environment = [&self.environment()[..], variables].concat();
         let launch = Launch { input, environment, ..Launch::of(arguments) };
         launch.start(self.scratch.clone(), self.scratch.fresh("none"))
     }

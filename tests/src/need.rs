@@ -41,6 +41,14 @@ pub fn cpuid() -> Option<String> {
     is_pvm.then(|| "this host's KVM lets guests execute CPUID themselves (kvm_pvm)".to_owned())
 }
 
+/// A KVM that keeps page tables of its own for its guests.
+#[must_use]
+pub fn shadow_paging() -> Option<String> {
+    let nested = ["/sys/module/kvm_intel/parameters/ept", "/sys/module/kvm_amd/parameters/npt"];
+    let is_on = |path: &&&str| std::fs::read_to_string(path).is_ok_and(|set| matches!(set.trim(), "Y" | "1"));
+    nested.iter().find(is_on).map(|path| format!("this host's KVM uses nested paging ({path})"))
+}
+
 /// The directory of the programs that `scripts/clients.sh` builds.
 #[must_use]
 pub fn clients_directory() -> PathBuf {
@@ -54,6 +62,27 @@ pub fn clients() -> Option<String> {
         .into_iter()
         .find(|name| !clients_directory().join(name).exists());
     missing.map(|name| format!("no {name} in VOLT_CLIENTS: scripts/clients.sh builds it"))
+}
+
+/// Distribution's registry of images.
+#[must_use]
+pub fn registry() -> Option<String> {
+    let is_built = clients_directory().join("registry").exists();
+    (!is_built).then(|| "no registry in VOLT_CLIENTS: scripts/clients.sh --registry builds it".to_owned())
+}
+
+/// Python with the clients that are written in it.
+#[must_use]
+pub fn clients_python() -> PathBuf {
+    clients_directory().join("../python/bin/python")
+}
+
+/// The agent of guests, and E2B's client.
+#[must_use]
+pub fn e2b() -> Option<String> {
+    let missing =
+        [clients_directory().join("volt-agent"), clients_python()].into_iter().find(|path| !path.exists());
+    missing.map(|path| format!("no {}: scripts/clients.sh builds it, and sets VOLT_CLIENTS", path.display()))
 }
 
 /// A program that uses firecracker-go-sdk.
@@ -119,6 +148,26 @@ pub fn stock_kernel() -> Option<String> {
     lacks_linux().or_else(|| file("VOLT_STOCK_KERNEL"))
 }
 
+/// Process 1 of VMs that run an image, and busybox as the content of images.
+#[must_use]
+pub fn agent() -> Option<String> {
+    file("VOLT_AGENT_INITRD").or_else(|| program("busybox", "--help"))
+}
+
+/// A directory with a Python and its files, for guests.
+#[must_use]
+pub fn python_tree() -> PathBuf {
+    std::env::var_os("VOLT_PYTHON").map_or_else(PathBuf::new, PathBuf::from)
+}
+
+/// A Python for guests.
+#[must_use]
+pub fn python() -> Option<String> {
+    let is_there = python_tree().join("usr/bin/python3").exists();
+    (!is_there)
+        .then(|| "no Python with OpenSSL in VOLT_PYTHON: scripts/test.sh copies the system's".to_owned())
+}
+
 /// Why no Linux can run, whichever kernel it has.
 fn lacks_linux() -> Option<String> {
     let runs_linux = ["kvm_intel", "kvm_amd"]
@@ -174,6 +223,50 @@ pub fn tmux() -> Option<String> {
 #[must_use]
 pub fn zsh() -> Option<String> {
     program("zsh", "--version")
+}
+
+/// EROFS and loop devices of the host, and GNU tar, whose archives have extended attributes.
+#[must_use]
+pub fn erofs() -> Option<String> {
+    let version = Command::new("tar").arg("--version").output().map(|told| told.stdout).unwrap_or_default();
+    let is_gnu = String::from_utf8_lossy(&version).contains("GNU tar");
+    let lack = (!is_gnu).then(|| "no GNU tar here".to_owned());
+    file_system("erofs").or_else(loop_device).or(lack)
+}
+
+/// Ext4 and loop devices of the host, and the programs of e2fsprogs.
+#[must_use]
+pub fn ext4() -> Option<String> {
+    let lack = ["e2fsck", "dumpe2fs"].into_iter().find_map(|name| program(name, "-V"));
+    file_system("ext4").or_else(loop_device).or(lack)
+}
+
+/// Overlayfs of the host.
+#[must_use]
+pub fn overlayfs() -> Option<String> {
+    file_system("overlay")
+}
+
+/// The right to enlarge mounted file systems, and resize2fs.
+#[must_use]
+pub fn online_growth() -> Option<String> {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let held = capabilities(None).map(|sets| sets.effective).unwrap_or(CapabilitySet::empty());
+    let lacks = !held.contains(CapabilitySet::SYS_RESOURCE);
+    let lack = lacks.then(|| "this user lacks CAP_SYS_RESOURCE, to enlarge mounted file systems".to_owned());
+    lack.or_else(|| program("resize2fs", "-h"))
+}
+
+fn file_system(name: &str) -> Option<String> {
+    let listed = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let has = listed.lines().any(|line| line.split_whitespace().next_back() == Some(name));
+    (!has).then(|| format!("no {name} in this host's kernel (/proc/filesystems)"))
+}
+
+/// The program bash.
+#[must_use]
+pub fn bash() -> Option<String> {
+    program("bash", "--version")
 }
 
 /// The program fish.

@@ -8,12 +8,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::namespace::Namespace;
-use crate::patience::{output, wait_until};
+use crate::patience::{output, patience, wait_until};
 use crate::streams::Limited;
 
 /// A network namespace.
@@ -29,6 +29,28 @@ impl Network {
     pub fn new() -> Self {
         let network = Self::try_new().expect("make a network namespace");
         network.ip("link set lo up");
+        network
+    }
+
+    /// Makes a network with default routes, without which passt serves no version of IP. `203.0.113.1` and
+    /// `2001:db8:1::1` are addresses of the host in it.
+    ///
+    /// # Panics
+    /// The host refuses.
+    #[must_use]
+    pub fn with_a_way_out() -> Self {
+        let network = Self::new();
+        // A tap without a VM has no carrier, and its addresses of IPv6 would wait for one.
+        let write = || std::fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0");
+        network.inside(write).expect("use addresses of IPv6 at once");
+        network.add_tap("way", "192.0.2.1/24");
+        network.ip("route add default via 192.0.2.254");
+        network.ip("addr add 203.0.113.1/32 dev lo");
+        for address in ["2001:db8::1/64", "fe80::1/64"] {
+            network.ip(&format!("addr add {address} dev way"));
+        }
+        network.ip("-6 route add default via 2001:db8::fe dev way");
+        network.ip("addr add 2001:db8:1::1/128 dev lo");
         network
     }
 
@@ -120,6 +142,58 @@ impl Default for Network {
     }
 }
 
+/// A persistent tap that one user may open, outside of any [`Network`]. It is removed on drop.
+#[derive(Debug)]
+pub struct OwnedTap(String);
+
+impl OwnedTap {
+    /// Makes a tap whose name no other test has.
+    ///
+    /// # Panics
+    /// The host has no taps.
+    #[must_use]
+    pub fn new(name: &str, user: u32) -> Self {
+        let tap = Self(format!("j{}{name}", std::process::id()));
+        make_tap(&tap.0).unwrap_or_else(|error| panic!("cannot make tap {}: {error}", tap.0));
+        tap.give_to(user);
+        tap
+    }
+
+    /// Returns the tap's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// Gives the tap to another user.
+    ///
+    /// # Panics
+    /// The host refuses.
+    pub fn give_to(&self, user: u32) {
+        self.set(libc::TUNSETOWNER, user)
+            .unwrap_or_else(|error| panic!("cannot give tap {} to {user}: {error}", self.0));
+    }
+
+    /// Changes the tap, once a VM that ends has left it.
+    fn set(&self, request: libc::Ioctl, value: u32) -> io::Result<()> {
+        let begun = Instant::now();
+        loop {
+            match open_tap(&self.0) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy && begun.elapsed() < patience() => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                opened => return set(&opened?, request, value),
+            }
+        }
+    }
+}
+
+impl Drop for OwnedTap {
+    fn drop(&mut self) {
+        let _ = self.set(libc::TUNSETPERSIST, 0);
+    }
+}
+
 /// Opens a tap of this name, for VMs that are started with its number: programs inherit it.
 ///
 /// # Panics
@@ -135,10 +209,14 @@ pub fn inherited_tap(name: &str) -> File {
 }
 
 fn make_tap(name: &str) -> io::Result<()> {
-    let tap = open_tap(name)?;
-    // SAFETY: TUNSETPERSIST takes a number.
-    let is_kept = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, 1) == 0 };
-    if is_kept { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set(&open_tap(name)?, libc::TUNSETPERSIST, 1)
+}
+
+/// Changes a tap by a call that takes a number.
+fn set(tap: &File, request: libc::Ioctl, value: u32) -> io::Result<()> {
+    // SAFETY: TUNSETPERSIST and TUNSETOWNER take a number.
+    let is_set = unsafe { libc::ioctl(tap.as_raw_fd(), request, libc::c_ulong::from(value)) == 0 };
+    if is_set { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn open_tap(name: &str) -> io::Result<File> {

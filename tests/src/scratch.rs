@@ -52,7 +52,7 @@ impl Scratch {
 
     /// Makes a directory for a static, which is never dropped. Removes the directories that no process uses
     /// first. A lock tells which those are, because a process may be of another PID namespace.
-    pub(crate) fn left_behind_by_statics() -> Self {
+    pub fn left_behind_by_statics() -> Self {
         for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
             let is_scratch = entry.file_name().to_str().is_some_and(|name| name.starts_with("volt-test-"));
             if is_scratch

@@ -91,7 +91,7 @@ func startGuest(
 		WithSocketPath(config.SocketPath).
 		AddArgs("--id", behaviour).
 		WithStdin(keys).
-		WithStdout(io.MultiWriter(os.Stdout, started.console)).
+		WithStdout(io.MultiWriter(os.Stderr, started.console)).
 		WithStderr(os.Stderr).
 		Build(ctx)
 	options = append(options, firecracker.WithProcessRunner(command))

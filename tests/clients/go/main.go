@@ -73,7 +73,8 @@ func configuration(node int) firecracker.Config {
 			ChrootBaseDir:  os.Getenv("VOLT_BASE"),
 			CgroupVersion:  os.Getenv("VOLT_CGROUP_VERSION"),
 			ChrootStrategy: firecracker.NewNaiveChrootStrategy(kernel),
-			Stdout:         os.Stdout,
+			// Lines of this program stay whole.
+			Stdout:         os.Stderr,
 			Stderr:         os.Stderr,
 		},
 	}

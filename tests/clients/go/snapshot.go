@@ -30,7 +30,7 @@ func plain(ctx context.Context, name string, options ...firecracker.Opt) (*firec
 		WithBin(os.Getenv("VOLT_VMM")).
 		WithSocketPath(config.SocketPath).
 		AddArgs("--id", name).
-		WithStdout(os.Stdout).
+		WithStdout(os.Stderr).
 		WithStderr(os.Stderr).
 		Build(ctx)
 	options = append(options, firecracker.WithProcessRunner(command))

@@ -11,6 +11,7 @@ pub mod devices;
 pub mod driver;
 pub mod edit;
 pub mod files;
+pub mod images;
 pub mod kernels;
 pub mod messages;
 pub mod snapshots;

@@ -10,7 +10,8 @@ use volt_vmm::{VmConfig, parse_memory_mib, parse_size};
 const SEED: &str = r#"{"boot": {"kernel": "/k", "initrd": "/i", "cmdline": "quiet"}, "vcpus": 2,
     "memory_mib": 64, "irqchip": "split", "devices": {
     "disks": [{"id": "a", "path": "/a", "read_only": true, "engine": "io_uring"},
-        {"id": "b", "path": "/b", "layer": "/l", "layer_size": 1048576, "cache": "unsafe"}],
+        {"id": "b", "path": "/b", "layer": "/l", "layer_size": 1048576, "cache": "unsafe"},
+        {"id": "c", "parts": ["/c", "/d"], "read_only": true}],
     "networks": [{"id": "n", "backend": {"tap": "tap0"}, "mac": "02:00:00:00:00:01", "mtu": 1500}],
     "vsock": {"cid": 3, "socket": "/v"}, "rng": true, "console": {"socket": "/c"},
     "balloon": {"target_mib": 8, "deflate_on_oom": true}}}"#;

@@ -16,29 +16,42 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Arbitrary)]
 enum Input {
     Any(Vec<u8>),
-    Forged { id: Option<u128>, memory: Option<u64>, ranges: Vec<(u32, u32)>, damage: Vec<Damage> },
-    Ranges { ranges: Vec<(u16, u8)>, damage: Vec<Damage> },
+    Forged {
+        id: Option<u128>,
+        memory: Option<u64>,
+        written: Option<u64>,
+        ranges: Vec<(u32, u32)>,
+        damage: Vec<Damage>,
+    },
+    Ranges {
+        written: Option<u8>,
+        ranges: Vec<(u16, u8)>,
+        damage: Vec<Damage>,
+    },
 }
 
 const MEMORY: u64 = 1000 * PAGE;
 
-fn file(id: u128, memory: u64, ranges: &[(u32, u32)]) -> Vec<u8> {
+fn file(id: u128, memory: u64, written: Option<u64>, ranges: &[(u32, u32)]) -> Vec<u8> {
     let mut rest = [&id.to_le_bytes()[..], &memory.to_le_bytes()].concat();
+    rest.extend(written.into_iter().flat_map(u64::to_le_bytes));
     let numbers = ranges.iter().flat_map(|(first, count)| [*first, *count]);
     rest.extend(numbers.flat_map(u32::to_le_bytes));
-    [b"VOLTWSET", &crc64(&rest).to_le_bytes()[..], &rest].concat()
+    let magic = if written.is_some() { b"VOLTWSTW" } else { b"VOLTWSET" };
+    [magic, &crc64(&rest).to_le_bytes()[..], &rest].concat()
 }
 
 fuzz_target!(|input: Input| {
     let own = u128::from_str_radix(ID, 16).expect("hex digits");
     let (mut bytes, damage) = match input {
         Input::Any(bytes) => (bytes, Vec::new()),
-        Input::Forged { id, memory, ranges, damage } => {
-            (file(id.unwrap_or(own), memory.unwrap_or(MEMORY), &ranges), damage)
+        Input::Forged { id, memory, written, ranges, damage } => {
+            (file(id.unwrap_or(own), memory.unwrap_or(MEMORY), written, &ranges), damage)
         }
-        Input::Ranges { ranges, damage } => {
+        Input::Ranges { written, ranges, damage } => {
             let near = |(first, count): (u16, u8)| (u32::from(first % 1001), u32::from(count % 16));
-            (file(own, MEMORY, &ranges.into_iter().map(near).collect::<Vec<_>>()), damage)
+            let ranges = ranges.into_iter().map(near).collect::<Vec<_>>();
+            (file(own, MEMORY, written.map(u64::from), &ranges), damage)
         }
     };
     let whole = bytes.clone();

@@ -52,7 +52,6 @@ fn init_carries_out_orders_of_the_kernel_command_line() {
     assert_eq!(guest.wait_exit().status, 0);
 }
 
-/// Clients of Firecracker call it `SendCtrlAltDel`.
 #[test]
 fn power_button_ends_linux_also_after_a_restore() {
     needs!(linux);
@@ -62,8 +61,7 @@ fn power_button_ends_linux_also_after_a_restore() {
         let snapshot = guest.snapshot();
         let restored = snapshot.restore();
         for mut guest in [guest, restored] {
-            let press = r#"{"action_type":"SendCtrlAltDel"}"#;
-            assert_eq!(guest.ask("PUT", "/actions", press), (204, String::new()), "{irqchip}");
+            guest.press_power_button();
             assert_eq!(guest.wait_exit().status, 0, "{irqchip}");
         }
     }
@@ -74,7 +72,6 @@ fn power_button_ends_linux_also_after_a_restore() {
 #[test]
 fn ctrl_alt_del_restarts_a_kernel_that_drives_the_keyboard() {
     needs!(stock_kernel);
-    let keys = r#"{"action_type":"SendCtrlAltDel"}"#;
     let firecrackers = "i8042.noaux i8042.nomux i8042.dumbkbd";
     for (irqchip, words) in [("split", ""), ("split", firecrackers), ("kernel", ""), ("kernel", "acpi=off")] {
         let boot = Boot::linux_of("VOLT_STOCK_KERNEL").memory("512M").irqchip(irqchip).cmdline_words(words);
@@ -83,7 +80,7 @@ fn ctrl_alt_del_restarts_a_kernel_that_drives_the_keyboard() {
         let snapshot = guest.snapshot();
         let restored = snapshot.restore();
         for mut guest in [guest, restored] {
-            assert_eq!(guest.ask("PUT", "/actions", keys), (204, String::new()), "{irqchip} {words}");
+            guest.press_power_button();
             assert_eq!(guest.wait_exit().status, 3, "{irqchip} {words}");
         }
     }

@@ -4,6 +4,7 @@ use std::thread::scope;
 
 use volt_tests::streams::{await_ready, bytes_of, echoes, send_back};
 use volt_tests::{Boot, Guest, Network, limited, needs};
+use volt_vmm::config::user_network::IPV4;
 
 const STREAM: usize = 500_000;
 
@@ -65,25 +66,14 @@ fn clones_with_equal_addresses_run_in_separate_networks() {
     }
 }
 
-/// Makes a network with a default route, which passt needs. In it the guest has the host's address and
-/// gateway. `203.0.113.1` is another address of the host, at `lo`: of the addresses of the interface with the
-/// default route, passt of 2025 gives the guest the one with the longest prefix.
-fn with_a_way_out() -> Network {
-    let network = Network::new();
-    network.add_tap("way", "192.0.2.1/24");
-    network.ip("route add default via 192.0.2.254");
-    network.ip("addr add 203.0.113.1/32 dev lo");
-    network
-}
-
 #[test]
 fn tcp_goes_both_ways_over_passt() {
     needs!(linux, network, passt);
-    let network = with_a_way_out();
+    let network = Network::with_a_way_out();
     let boot = Boot::linux().device(["--net", "passt,forward=8080:80"]);
     let mut guest = boot.inside(network.namespace()).start();
     guest.wait_until_ready();
-    guest.order("net eth0 192.0.2.1/24 192.0.2.254");
+    guest.order(&format!("net eth0 {}/{} {}", IPV4.address, IPV4.prefix, IPV4.gateway));
     guest.order("tcp-echo 80");
     echoes(&network.connect("127.0.0.1:8080"), &bytes_of(1, STREAM));
     guest_connects(&mut guest, &network, "203.0.113.1:90");

@@ -9,41 +9,13 @@ use std::process::Command;
 
 use serde_json::json;
 use volt_tests::jails::{GROUP, USER};
-use volt_tests::{Guest, Jails, limited, needs, output, rest, vsock, wait_until};
+use volt_tests::{Guest, Jails, OwnedTap, limited, needs, rest, vsock, wait_until};
 
 /// The user of the second jail.
 const OTHER: u32 = 61_236;
 const SOCKET: &str = "/run/api.sock";
 /// Files of the snapshot and its VM, by their paths in both jails.
 const FILES: [&str; 3] = ["/state", "/memory", "/disk.img"];
-
-/// A tap of one user, removed on drop.
-struct Tap(String);
-
-impl Tap {
-    /// A name that no other test has.
-    fn new(name: &str) -> Self {
-        Self(format!("j{}{name}", std::process::id()))
-    }
-
-    /// Makes the tap, in place of the one that another user has.
-    fn give_to(&self, user: u32) {
-        self.remove();
-        let words = ["tuntap", "add", "dev", &self.0, "mode", "tap", "vnet_hdr", "user", &user.to_string()];
-        let made = output(Command::new("ip").args(words));
-        assert!(made.status.success(), "{made:?}");
-    }
-
-    fn remove(&self) {
-        let _ = Command::new("ip").args(["link", "del", &self.0]).output();
-    }
-}
-
-impl Drop for Tap {
-    fn drop(&mut self) {
-        self.remove();
-    }
-}
 
 fn put(jails: &Jails, path: &str, body: &serde_json::Value) {
     let answer = rest::ask(&jails.path(SOCKET), "PUT", path, &body.to_string());
@@ -62,7 +34,7 @@ fn meets_guest(socket: &Path) {
 }
 
 /// Boots a VM in a jail, takes its snapshot in two files and one in a directory, and ends it.
-fn take(jails: &Jails, tap: &Tap) {
+fn take(jails: &Jails, tap: &OwnedTap) {
     File::create(jails.path("/disk.img")).unwrap().set_len(1 << 20).unwrap();
     jails.give("/disk.img");
     let daemon = jails.start_daemon(&["--daemonize"], &["--api-sock", SOCKET]);
@@ -70,7 +42,7 @@ fn take(jails: &Jails, tap: &Tap) {
     put(jails, "/machine-config", &json!({"vcpu_count": 1, "mem_size_mib": 64}));
     let drive = json!({"drive_id": "disk", "path_on_host": "/disk.img", "is_root_device": false});
     put(jails, "/drives/disk", &drive);
-    put(jails, "/network-interfaces/eth0", &json!({"iface_id": "eth0", "host_dev_name": tap.0}));
+    put(jails, "/network-interfaces/eth0", &json!({"iface_id": "eth0", "host_dev_name": tap.name()}));
     put(jails, "/vsock", &json!({"guest_cid": 5, "uds_path": "/run/vsock"}));
     put(jails, "/actions", &json!({"action_type": "InstanceStart"}));
     meets_guest(&jails.path("/run/vsock"));
@@ -98,8 +70,7 @@ fn load(jails: &Jails, body: &serde_json::Value) -> (u16, String) {
 #[test]
 fn snapshot_of_a_jail_loads_in_that_of_another_user() {
     needs!(kvm, root, network);
-    let (first, second, tap) = (Jails::new(), Jails::of(OTHER, GROUP), Tap::new("two"));
-    tap.give_to(USER);
+    let (first, second, tap) = (Jails::new(), Jails::of(OTHER, GROUP), OwnedTap::new("two", USER));
     take(&first, &tap);
     FILES.iter().for_each(|path| carry(&first, &second, path));
     fs::create_dir(second.path("/run")).unwrap();
@@ -135,8 +106,7 @@ fn snapshot_of_a_jail_loads_in_that_of_another_user() {
 #[test]
 fn jail_of_root_grants_no_tap() {
     needs!(kvm, root, network);
-    let (first, second, tap) = (Jails::new(), Jails::of(0, 0), Tap::new("root"));
-    tap.give_to(USER);
+    let (first, second, tap) = (Jails::new(), Jails::of(0, 0), OwnedTap::new("root", USER));
     take(&first, &tap);
     FILES.iter().for_each(|path| carry(&first, &second, path));
     fs::create_dir(second.path("/run")).unwrap();
@@ -149,8 +119,7 @@ fn jail_of_root_grants_no_tap() {
 #[test]
 fn snapshot_of_a_jail_is_refused_outside_of_one() {
     needs!(kvm, root, network);
-    let (first, tap) = (Jails::new(), Tap::new("one"));
-    tap.give_to(USER);
+    let (first, tap) = (Jails::new(), OwnedTap::new("one", USER));
     take(&first, &tap);
     for path in ["/state", "/memory"] {
         chown(first.path(path), Some(0), Some(0)).unwrap();

@@ -12,6 +12,7 @@ mod layers_copied;
 mod layers_kept;
 mod metadata;
 mod net;
+mod parts;
 mod random;
 mod timers;
 mod vsock;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use volt_tests::{Boot, Child, Guest, MemoryHandler, Snapshot, needs, without_generation};
+use volt_tests::{Boot, Child, Guest, MemoryHandler, Snapshot, need, needs, without_generation};
 
 use crate::snapshot::diffs::{counting, goes_on};
 use crate::snapshot::two_files::{Pair, merge};
@@ -128,10 +128,14 @@ fn first_diff_is_relative_to_the_handlers_memory() {
 }
 
 #[test]
-fn tracked_diff_has_no_page_that_was_only_fetched() {
+fn tracked_diff_has_a_page_that_was_only_fetched_where_kvm_counts_its_read() {
     needs!(kvm, page_faults);
     let pair = ballooned();
-    for (tracked, least, most) in [(true, 0, 256), (false, 12 << 8, 14 << 8)] {
+    // With the processor's nested paging, KVM maps a fetched page as writable at its first read, and counts
+    // it as written (make_spte in arch/x86/kvm/mmu/spte.c).
+    let fetched = (12 << 8, 14 << 8);
+    let written = if need::shadow_paging().is_none() { (0, 256) } else { fetched };
+    for (tracked, (least, most)) in [(true, written), (false, fetched)] {
         let handler = MemoryHandler::serving(&pair.memory, &pair.scratch);
         let mut guest = handler.restore(&pair.state, &json!({"track_dirty_pages": tracked}));
         guest.type_in("c");

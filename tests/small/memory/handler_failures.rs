@@ -152,7 +152,8 @@ fn handler_that_ignores_faults_ends_the_vm_within_the_limit() {
     assert!(handler.count("ignored") > 0);
 }
 
-/// The patience with the handler is ten minutes, and the pause has it, too.
+/// The patience with the handler is ten minutes, and the pause has it, too. It does not wait if KVM leaves
+/// the fault to a thread of its own and halts the vCPU (asynchronous page faults).
 #[test]
 fn scrape_and_stop_do_not_wait_for_a_pause_that_waits_for_memory() {
     needs!(kvm, page_faults);
@@ -168,9 +169,10 @@ fn scrape_and_stop_do_not_wait_for_a_pause_that_waits_for_memory() {
         let pause = scope.spawn(|| guest.ask("PATCH", "/vm", r#"{"state":"Paused"}"#));
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(guest.ask("GET", "/metrics", "").0, 200);
-        assert!(!pause.is_finished(), "the pause waits");
+        let paused = pause.is_finished();
         assert_eq!(guest.ask("PUT", "/v1/stop", ""), (204, String::new()));
-        assert_eq!(pause.join().unwrap().0, 400);
+        let answer = pause.join().unwrap().0;
+        assert!(answer == 204 || answer == 400 && !paused, "{answer}");
     });
     assert_eq!(guest.wait_exit().status, 0);
     assert!(since.elapsed() < LIMIT, "it took {:?}", since.elapsed());

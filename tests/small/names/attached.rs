@@ -164,7 +164,8 @@ fn log_follows_until_the_end_and_has_times_and_tails() {
     names.ok("kill web");
     let followed = follower.wait_exit();
     assert_eq!((followed.status, followed.stdout.as_str()), (0, "ready\none\ntwo\nthree\n"));
-    names.run("logs db").refused(&["VM db: no VM has this name"]);
+    // No id begins so.
+    names.run("logs shop").refused(&["VM shop: no VM has this name"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::process::Child;
 
 use volt_tests::names::{named, small};
+use volt_tests::patience::in_lab;
 use volt_tests::{Names, needs};
 
 fn spawn(names: &Names, words: Vec<std::ffi::OsString>) -> Child {
@@ -86,7 +87,8 @@ fn two_hundred_vms_are_all_listed() {
         .unwrap()
         .iter()
         .map(|row| {
-            assert_eq!(row["state"], "running", "{row}");
+            // An emulated processor runs 200 guests, and not each answers within the time of `ps`.
+            assert!(row["state"] == "running" || in_lab() && row["state"] == "unresponsive", "{row}");
             row["name"].as_str().unwrap().to_owned()
         })
         .collect();

@@ -21,7 +21,7 @@ fn completed(names: &Names, line: &str) -> Vec<String> {
     for (name, value) in names.command([""; 0]).get_envs() {
         command.env(name, value.unwrap());
     }
-    let output = command.args(["-c", &script]).output().expect("bash is installed");
+    let output = command.args(["-c", &script]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let words = text.lines().map(|word| word.trim().to_owned()).filter(|word| !word.is_empty());
     let words: Vec<_> = words.collect();
@@ -31,7 +31,7 @@ fn completed(names: &Names, line: &str) -> Vec<String> {
 
 #[test]
 fn bash_completes_commands_and_names() {
-    needs!(kvm);
+    needs!(kvm, bash);
     let names = Names::new();
     names.boot("web", "echo");
     names.boot("worker", "hello");
@@ -44,6 +44,8 @@ fn bash_completes_commands_and_names() {
     assert_eq!(completed(&names, "volt-vmm rm w"), ["worker"], "of those that have ended");
     assert!(completed(&names, "volt-vmm restore w").contains(&"warm".to_owned()));
     assert_eq!(completed(&names, "volt-vmm snapshot rm w"), ["warm"]);
+    names.ok("volume create --size 8M wide");
+    assert_eq!(completed(&names, "volt-vmm volume rm w"), ["wide"]);
 }
 
 /// Makes a command of a shell that finds the program under test and knows no other settings.
@@ -140,5 +142,20 @@ fn help_explains_the_keys_of_devices() {
     for line in ["help devices", "devices"] {
         let help = names.ok(line);
         assert!(help.contains("  layer-size=SIZE ") && help.contains("  user "), "{help}");
+    }
+}
+
+#[test]
+fn help_in_a_wide_terminal_has_at_most_110_columns() {
+    for words in ["--help", "run --help", "snapshot create --help", "help cpu check", "help help"] {
+        let told = output(Command::new(binary()).args(words.split(' ')).env("COLUMNS", "200"));
+        assert!(told.status.success(), "{told:?}");
+        let text = String::from_utf8(told.stdout).unwrap();
+        let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest <= 110, "{words}: {widest} columns");
+        // Each command in a list of them has a description.
+        let (_, list) = text.split_once("\nCommands:\n").unwrap_or(("", ""));
+        let names = list.lines().take_while(|line| !line.is_empty()).filter(|line| !line.starts_with("   "));
+        names.for_each(|line| assert!(line.split_whitespace().count() > 3, "{words}: {line}"));
     }
 }

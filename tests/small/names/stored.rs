@@ -44,6 +44,21 @@ fn paused_restore_waits_for_resume() {
 }
 
 #[test]
+fn agent_that_a_guest_lacks_refuses_what_needs_it_and_leaves_nothing() {
+    needs!(kvm);
+    let names = Names::new();
+    names.boot("web", "count");
+    names.wait_for("web", "count 2\n");
+    let words = "vsock: this VM has no vsock device";
+    names.run("snapshot create --quiesce web warm").refused(&[words]);
+    names.ok("snapshot create web warm");
+    names.run("restore -d --require-agent --name clone warm").refused(&[words]);
+    names.run("fork --require-agent --name child web").refused(&[words]);
+    assert_eq!(names.ok("ps --all --quiet"), "web\n");
+    names.wait_for("web", "count 5\n");
+}
+
+#[test]
 fn base_of_a_diff_and_snapshot_of_a_vm_are_kept() {
     needs!(kvm);
     let names = Names::new();

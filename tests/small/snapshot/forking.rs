@@ -386,7 +386,15 @@ fn child_without_its_parent_ends_and_leaves_nothing() {
     let socket = scratch.path("child.sock");
     let shape = json!({"memory_bytes": 64 << 20, "vcpus": 1, "irqchip": "split"});
     let limits = json!({"longest_body": 1, "metadata": 1});
-    let order = json!({"shape": shape, "overrides": {}, "paused": false, "limits": limits}).to_string();
+    let order = json!({
+        "shape": shape,
+        "overrides": {},
+        "paused": false,
+        "note": {"quiet": false},
+        "requires_agent": false,
+        "limits": limits,
+    });
+    let order = order.to_string();
     let order = [&(order.len() as u32).to_le_bytes(), order.as_bytes()].concat();
     let nothing_like_it = [&order[..], &[7; 100]].concat();
     for (said, why) in

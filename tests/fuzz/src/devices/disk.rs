@@ -105,6 +105,7 @@ impl Disk {
         let config = DiskConfig {
             id: "disk0".into(),
             path: FileRef::Path(path.clone()),
+            parts: Vec::new(),
             read_only: false,
             // A crash of the host is not tested here, and syncing takes time.
             cache: Cache::Unsafe,

@@ -59,6 +59,7 @@ impl Bench for Wire {
             mac: None,
             mtu: Some(1500),
             offload: true,
+            dns_forward: false,
             receive_limit: RateLimit::default(),
             transmit_limit: RateLimit::default(),
         };
