@@ -5,15 +5,18 @@
 #   benches/lab.sh [OPTION...] > docs/benchmarks-lab.md                  times restores
 #   benches/lab.sh devices [OPTION...] > docs/benchmarks-devices-lab.md  compares virtio devices with QEMU's
 #   benches/lab.sh instructions [OPTION...]                              does so in counted instructions
+#   benches/lab.sh claim [OPTION...] > docs/benchmarks-claim-lab.md      times commands in VMs of an image
+#   benches/lab.sh workloads [--write-docs] [OPTION...]                  runs workloads in a VM of an image
+#   benches/lab.sh crowd [--write-docs] [OPTION...]                      runs many VMs of one image
 #
 # OPTION is an option of the benchmark: see `cargo bench --locked -p volt-benches --bench restore -- --help`,
-# and the same with `--bench devices` for the other two.
+# and the same with `--bench devices` for devices and instructions, and for the others with their names.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 what=restore
 case ${1-} in
-    restore | devices | instructions) what=$1 && shift ;;
+    restore | devices | instructions | claim | workloads | crowd) what=$1 && shift ;;
 esac
 bench=${what/instructions/devices}
 
@@ -85,6 +88,19 @@ END_OF_TEXT
     in_lab "${files[@]}" -- --rounds 9 --ms 500 "$@"
 }
 
+# Makes an image with Python from packages, and runs the VMs with the kernel that tests use.
+claim() {
+    scripts/image.sh python:lab "$scratch/image" python3 busybox-static >&2
+    scripts/guest-files.sh "$scratch/guest" "$(kernel/build.sh)" "$(kernel/agent/build.sh)"
+    # shellcheck disable=SC2016 # expanded in the lab
+    scripts/lab.sh --level-1 backports --memory 4096 --time 1800 \
+        --file "$program:/lab/claim-bench" --file "$volt:/lab/volt-vmm" \
+        --file "$scratch/image:/lab/image" --file "$scratch/guest:/lab/guest" -- \
+        sh -c 'mount -t debugfs debugfs /sys/kernel/debug && exec claim-bench "$@"' sh \
+        --volt-vmm /lab/volt-vmm --archive /lab/image --image python:lab --guest /lab/guest \
+        --option=--memory=512M "$@"
+}
+
 # in_lab LAB_OPTION... -- OPTION...: runs the devices benchmark in the lab with these options.
 in_lab() {
     local options=()
@@ -96,4 +112,41 @@ in_lab() {
         --volt-vmm /lab/volt-vmm --kernel /lab/vmlinux --initrd /lab/initrd --images /lab "$@"
 }
 
+# Sets $files to the files that benchmarks of images need: an image with Python, made from Debian packages,
+# and the files of the guest.
+collect_image_files() {
+    local archive=$scratch/image.tar
+    scripts/image.sh "$IMAGE" "$archive" python3 coreutils dash tar
+    scripts/guest-files.sh "$scratch/guest" "$(kernel/build.sh)" "$(kernel/agent/build.sh)"
+    files=(--file "$program:/lab/$what-bench" --file "$volt:/lab/volt-vmm")
+    files+=(--file "$archive:/lab/image.tar" --file "$scratch/guest:/lab/guest")
+}
+
+# with_images MEMORY SECONDS OPTION...: runs a benchmark of images in the lab. With --write-docs its page
+# comes back. Guests keep the timer tick of an idle processor: without it they may sleep on (docs/testing.md).
+with_images() {
+    local memory=$1 seconds=$2 outs=() page=docs/benchmarks-$what.md
+    shift 2
+    [[ " $* " != *" --write-docs "* ]] || outs=(--out "/lab/$page:$page")
+    # shellcheck disable=SC2016 # expanded in the lab
+    scripts/lab.sh --memory "$memory" --time "$seconds" "${files[@]}" "${outs[@]}" -- \
+        sh -c 'mkdir /lab/scratch /lab/benches /lab/docs
+            export TMPDIR=/lab/scratch CARGO_MANIFEST_DIR=/lab/benches && exec "$@"' sh \
+        "$what-bench" --volt-vmm /lab/volt-vmm --archive /lab/image.tar --image "$IMAGE" --guest /lab/guest \
+        --cmdline 'console=ttyS0 reboot=k panic=-1 quiet nohz=off' "$@"
+}
+
+workloads() {
+    collect_image_files
+    with_images 3072 3000 "$@"
+}
+
+crowd() {
+    collect_image_files
+    with_images 6144 3000 "$@"
+}
+
+IMAGE=python-tree:1
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 "$what" "$@"

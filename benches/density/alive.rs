@@ -8,7 +8,7 @@ use volt_benches::{OrSay, Result, limits};
 
 use crate::Options;
 use crate::guest::Guest;
-use crate::held::{Host, More, Process};
+use volt_benches::held::{Host, More, Process};
 
 pub const ABOUT: &str = "Each figure is the difference between a host with the VMs and without them, \
 divided by their number. *Unique user memory* is memory that no other process maps (`Private_*` and \

@@ -5,7 +5,6 @@
 
 mod alive;
 mod guest;
-mod held;
 mod processes;
 mod sequence;
 
@@ -15,7 +14,7 @@ use clap::{Parser, ValueEnum};
 use volt_benches::command_line::{self, Only};
 use volt_benches::document::{Document, circumstances};
 use volt_benches::scratch::Scratch;
-use volt_benches::{Result, host};
+use volt_benches::{Result, held, host};
 use volt_vmm::IrqchipKind;
 
 const DOCUMENT: &str = "docs/benchmarks-density.md";

@@ -8,8 +8,8 @@ use volt_benches::scratch::Scratch;
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
 
-use crate::held::{Host, unique_kib};
 use crate::{Options, alive, guest, sequence};
+use volt_benches::held::{Host, unique_kib};
 
 /// At once: a parent has a socket for each until it runs.
 const BATCH: usize = 100;

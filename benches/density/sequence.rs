@@ -10,7 +10,7 @@ use volt_benches::table::Table;
 
 use crate::Options;
 use crate::guest::Guest;
-use crate::held::{Host, Process};
+use volt_benches::held::{Host, Process};
 
 pub const ABOUT: &str = "Each child is forked from the running VM, lives, and ends before the next one. \
 *Fork* is the time until the child has answered a typed byte or, in a process of its own, until \

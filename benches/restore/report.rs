@@ -18,8 +18,7 @@ const PREFACE: &str = "\
 | restores, beside their floor; over the size of memory, as a chart | here, and [in the lab](benchmarks-lab.md) |
 | packed memory: its size by chunk size and codec, packing, its index | [benchmarks-pack.md](benchmarks-pack.md) |
 | packed memory that is unpacked as it is touched: faults; chunk size against ratio and latency, as charts | [benchmarks-lazy.md](benchmarks-lazy.md) |
-| snapshots of running guests and their pauses; forks, VMs from a pool, rewinds; the time to a restored VM's
-answer, by kind of memory | [benchmarks-memory.md](benchmarks-memory.md) |
+| snapshots of running guests and their pauses; forks, VMs from a pool, rewinds; the time to a restored VM's answer, by kind of memory | [benchmarks-memory.md](benchmarks-memory.md) |
 | restores, forks and pauses beside those of f290a97, and the cost of checks of files | [benchmarks-compare.md](benchmarks-compare.md) |
 | resources of a thousand VMs on the host | [benchmarks-density.md](benchmarks-density.md) |
 | VMs made and closed, the kernel's irqchip against a split one, which is the default | [benchmarks-irqchip.md](benchmarks-irqchip.md) |

@@ -23,7 +23,8 @@ pub fn run<Options: Parser>(run: impl FnOnce(&Options) -> Result<()>) -> ExitCod
 /// The options of the command line in one line, for the record.
 #[must_use]
 pub fn given() -> String {
-    std::env::args().skip(1).filter(is_ours).collect::<Vec<_>>().join(" ")
+    let quoted = |word: String| if word.contains(' ') { format!("'{word}'") } else { word };
+    std::env::args().skip(1).filter(is_ours).map(quoted).collect::<Vec<_>>().join(" ")
 }
 
 /// Whether an argument is not one that cargo bench adds.

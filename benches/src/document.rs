@@ -68,6 +68,18 @@ fn push_words<'a>(page: &mut String, words: impl Iterator<Item = &'a str>, space
     }
 }
 
+/// How a page of this benchmark is made, by itself or in the lab.
+#[must_use]
+pub fn origin(bench: &str) -> String {
+    match std::env::var_os("VOLT_LAB") {
+        None => "The benchmark itself writes this page (`--write-docs`).".to_owned(),
+        Some(_) => format!(
+            "`benches/lab.sh {bench} --write-docs` writes this page. It uses the real kvm_amd on an emulated \
+             processor (scripts/lab.sh), which guests, VMMs and host share. Compare ratios, not milliseconds."
+        ),
+    }
+}
+
 /// The host, its load, the time of the measurement, and the command: the benchmark's name with its options.
 #[must_use]
 pub fn circumstances(bench: &str, line: &str, load: f64) -> String {

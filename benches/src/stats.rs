@@ -45,9 +45,21 @@ pub fn ratio(a: Duration, b: Duration) -> f64 {
     a.as_secs_f64() / b.as_secs_f64()
 }
 
+/// Geometric mean of ratios.
+#[must_use]
+pub fn geometric_mean(ratios: &[f64]) -> f64 {
+    (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn geometric_mean_weighs_half_and_double_alike() {
+        assert!((geometric_mean(&[0.5, 2.0]) - 1.0).abs() < 1e-9);
+        assert!((geometric_mean(&[4.0, 1.0]) - 2.0).abs() < 1e-9);
+    }
 
     #[test]
     fn milliseconds_keep_significant_digits() {

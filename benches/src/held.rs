@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::id;
 
-use volt_benches::{OrSay, Result};
+use crate::{OrSay, Result};
 
 /// Memory of the kernel's own, without its caches of files. KVM's arrays are in the vmalloc part.
 const KERNEL: [&str; 6] =
@@ -36,6 +36,14 @@ pub fn unique_kib(pid: u32) -> Result<u64> {
     sum(&format!("/proc/{pid}/smaps_rollup"), &wanted)
 }
 
+/// A process's share of memory in KiB: pages that others map too count in part.
+///
+/// # Errors
+/// It has ended.
+pub fn share_kib(pid: u32) -> Result<u64> {
+    sum(&format!("/proc/{pid}/smaps_rollup"), &["Pss:", "SwapPss:"])
+}
+
 /// The host at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Host {
@@ -56,6 +64,8 @@ pub struct More {
 }
 
 impl Host {
+    /// The host now.
+    ///
     /// # Errors
     /// The kernel does not tell.
     pub fn now() -> Result<Self> {
@@ -67,6 +77,7 @@ impl Host {
     }
 
     /// Returns the growth since another moment.
+    #[must_use]
     pub fn since(self, before: Self) -> More {
         let more = |now: u64, before: u64| now.cast_signed() - before.cast_signed();
         More {
@@ -80,15 +91,21 @@ impl Host {
 /// Resources of a process at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
+    /// Memory that no other process uses.
     pub unique_kib: u64,
+    /// Open descriptors.
     pub descriptors: usize,
+    /// Threads.
     pub threads: usize,
+    /// Mappings of memory.
     pub mappings: usize,
     /// Processes that it started and that are there in any way.
     pub children: usize,
 }
 
 impl Process {
+    /// The process now.
+    ///
     /// # Errors
     /// It has ended.
     pub fn now(pid: u32) -> Result<Self> {
