@@ -10,13 +10,21 @@ LONGEST=600
 # Cargo.toml. Dev-dependencies are exempt.
 declare -A FOREIGN=(
     [kernel]='^(volt-(vmm|api|tests|benches)|kvm-|vmm-sys-util)'
+    [kernel/agent]='^(volt-|kvm-)'
     [kernel/guest]='^(volt-|kvm-)'
+    [kernel/agent]='^(volt-(vmm|image|kernel|api|tests|benches)|kvm-)'
+    [kernel/job]='^(volt-|kvm-)'
     [vmm]='^(volt-(api|tests|benches)|tokio|axum|hyper|clap)'
-    [api]='^(volt-(kernel|tests|benches)|kvm-)'
+    [api]='^(volt-(kernel|sandbox|tests|benches)|kvm-)'
+    [api/agent]='^(volt-(vmm|image|kernel|api|sandbox|tests|benches)|kvm-|tokio)'
+    [api/sandbox]='^(volt-(vmm|image|kernel|job|api|tests|benches)|kvm-)'
 )
 
 # Source directories of the crates in which import circles are errors.
-NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/checks/src tests/src)
+NO_CIRCLES=(
+    vmm/src vmm/image/src api/src api/agent/src api/sandbox/src kernel/src kernel/agent/src kernel/guest/src
+    kernel/job/src benches/src scripts/checks/src tests/src
+)
 # Files whose prose is not checked, as a pattern: others wrote them, programs wrote them, or they are binary.
 NO_PROSE='^tests/fuzz/seeds/|\.(lock|patch|sum|zst)$|^LICENSE$|^api/order\.ld$|^tests/golden/answers$'
 # Workspaces beside that of volt-vmm.
@@ -70,7 +78,9 @@ lint_clients() {
 
 # The binaries build for musl, but most embedders of the library build for glibc, and without `internal`.
 check_embedding() {
-    cargo clippy --quiet --locked --package volt-vmm --lib --target x86_64-unknown-linux-gnu -- -D warnings
+    cargo clippy --quiet --locked --package volt-vmm --lib --target x86_64-unknown-linux-gnu -- -D warnings &&
+        cargo clippy --quiet --locked --package volt-sandbox --lib --all-features \
+            --target x86_64-unknown-linux-gnu -- -D warnings
 }
 
 check_documentation() {
@@ -87,7 +97,7 @@ volt_checks() { cargo run --quiet --locked --package volt-checks -- "$@"; }
 
 check_imports() {
     local wrong=0 crate
-    volt_checks imports vmm/src api/src kernel/src || wrong=1
+    volt_checks imports vmm/src vmm/image/src api/src kernel/src || wrong=1
     for crate in "${!FOREIGN[@]}"; do
         if sed '/^\[dev-dependencies\]/,/^\[lints/d' "$crate/Cargo.toml" | grep -E "${FOREIGN[$crate]}"; then
             echo "$crate: this dependency is not allowed"

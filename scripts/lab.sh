@@ -64,7 +64,9 @@ Options:
   --end                  end the kept lab
   --verbose              show the lab's console on standard error
   --kernel-image         print the path of the kernel that --level-1 names (a bzImage), and exit
-  --stock-modules        print the path of that kernel's modules directory, and exit
+  --stock-modules [MODULE...]
+                         print the path of that kernel's modules directory, and exit; or print the paths of
+                         these modules and those that they need, in the order to insert them
   --help                 show this text
 
 Exit status: that of COMMAND; 124 after its time limit; 125 if the lab failed; 126 if neither the package
@@ -680,7 +682,11 @@ main() {
     trap 'exit 129' HUP
     case $only in
         --kernel-image) prepare_kernel && echo "$kernel" && exit 0 ;;
-        --stock-modules) prepare_kernel && echo "$modules" && exit 0 ;;
+        --stock-modules)
+            prepare_kernel
+            if [ $# -eq 0 ]; then echo "$modules"; else modules_for "$@"; fi
+            exit 0
+            ;;
         --status) kept_status && exit 0 || exit 1 ;;
         --end) end_kept && exit 0 || exit 1 ;;
     esac

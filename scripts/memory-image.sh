@@ -33,6 +33,9 @@ Environment: CARGO_TARGET_DIR, as for cargo; XDG_CACHE_HOME.
 END
 }
 
+# shellcheck source=scripts/packages.sh
+. "$(dirname "${BASH_SOURCE[0]}")/packages.sh"
+
 say() { echo "memory-image: $*" >&2; }
 
 fail() {
@@ -46,27 +49,11 @@ need() {
 
 # ---- The disk ----------------------------------------------------------------------------------------------
 
-# Downloads the packages and all their dependencies into $work/packages, as for an empty system.
-download() {
-    say "downloading ${PACKAGES[*]} and their dependencies"
-    mkdir -p "$work/packages/partial"
-    apt-get -qq --yes --no-install-recommends --download-only \
-        -o Debug::NoLocking=1 -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 \
-        -o Dir::State::status=/dev/null -o Dir::Cache::archives="$work/packages" \
-        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= \
-        install "${PACKAGES[@]}" >&2 || fail "apt-get cannot download the packages: run apt-get update first"
-}
-
 # Makes the disk image $work/disk from the packages and the guest's workload.
 make_disk() {
-    local root=$work/root package
-    mkdir -p "$root"/{usr/{bin,sbin,lib,lib64},dev,proc,sys,tmp,work/src}
-    for package in bin sbin lib lib64; do ln -s "usr/$package" "$root/$package"; done
-    for package in "$work"/packages/*.deb; do
-        dpkg-deb --fsys-tarfile "$package" | tar -x --keep-directory-symlink --no-same-owner -C "$root" ||
-            fail "cannot unpack ${package##*/}"
-    done
-    [ -e "$root/bin/sh" ] || ln -s dash "$root/bin/sh"
+    local root=$work/root
+    unpack_packages "$work/packages" "$root"
+    mkdir -p "$root/work/src"
     rm -rf "$root"/usr/share/{doc,locale,man,info}
     (cd "$here" && cp --parents tests/guests/*.[ch] benches/programs/*.[ch] "$root/work/src")
     write_workload "$root/work"
@@ -212,7 +199,7 @@ work=$(mktemp -d "$(dirname "$place")/.memory-image.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-download
+download_packages "$work/packages" "${PACKAGES[@]}"
 make_disk
 write_lab
 say "running the guest in the lab, which takes some minutes"

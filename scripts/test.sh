@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what the tests need and runs them all: unit and documentation tests, whole-program tests with
 # small guests on this host's KVM, whole-program tests with Linux, natively where this KVM runs it and in
-# the lab where not, and a little fuzzing.
+# the lab where not. With --full it fuzzes a little too.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 PATH=$PATH:$HOME/.cargo/bin
@@ -11,10 +11,13 @@ LAB_SECONDS_FULL=7200
 LAB_MEMORY=3072
 LABS=2 # an emulated processor takes one of the host's
 COSTS=scripts/lab-costs.txt
+# shellcheck source=scripts/image-modules.sh
+. scripts/image-modules.sh
 FULL_ONLY=scripts/lab-full-only.txt
 BUILD_LIMIT=3600 # seconds of a build that runs beside other stages
 FUZZ_SLACK=600 # seconds that a fuzzer may take to start and to end
 TIMED_OUT=124
+LAST_LINES=12 # of a failed stage, in the sum
 NO_KERNEL=126 # scripts/lab.sh, kernel/build.sh: there is no such kernel
 GENERATIONS=6
 GENERATIONS_FULL=100
@@ -33,7 +36,7 @@ USERFAULTFD_TESTS=(
     devices::virtio::queue::tests
 )
 TARGET=${CARGO_TARGET_DIR:-target}
-ALL=(unit small faults clients linux fuzz)
+ALL=(unit small faults clients linux)
 # With two at once on two processors, their guests' vCPUs kept the workers of kvm_pvm's host waiting for more
 # than a minute, and killed VMs did not end meanwhile.
 FAULTS_AT_ONCE=(--test-threads 1)
@@ -45,7 +48,8 @@ usage() {
 Usage: scripts/test.sh [--yes] [--lab] [--full] [--fuzz-seconds N] [SUITE]...
        scripts/test.sh -k NAME [--lab] [SUITE]...
 
-Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
+Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]};
+fuzz, whose targets take minutes to build, runs by its name, with --full and with --fuzz-seconds.
 The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
 A whole-program test that fails runs once more, alone, and is reported as a flake if it then passes. It counts
 as failed. JUnit reports of the whole-program tests are in target/junit.
@@ -63,8 +67,8 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
                     just some of them; fork ${FORKS_FULL#*,} times in sequence, with
                     ${FORKS_FULL%,*} alive; run the long tests of the lab ($FULL_ONLY); run the small
                     tests once more in the lab, with shared memory in huge pages; fuzz all targets
-  --fuzz-seconds N  fuzz all targets, each for so long; by default those that the change touches, for
-                    $FUZZ_SECONDS s each (scripts/fuzz.sh --touched)
+  --fuzz-seconds N  fuzz all targets, each for so long; the suite fuzz alone fuzzes those that the change
+                    touches, for $FUZZ_SECONDS s each (scripts/fuzz.sh --touched)
 
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take
 (default $LAB_SECONDS, with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the
@@ -78,17 +82,22 @@ END
 say() { echo "test: $*"; }
 
 # stage NAME COMMAND...: runs it in a shell of its own with its output on the screen and without input, and
-# says how long it took.
+# says how long it took. The end of a failed stage's output is repeated below the sum.
 stage() {
     local name=$1 started=$SECONDS
     shift
     echo
     say "$name"
-    if ("$@") </dev/null 2>&1; then
+    ("$@") </dev/null 2>&1 | tee "$work/stage"
+    if [ "${PIPESTATUS[0]}" -eq 0 ]; then
         say "$name: $((SECONDS - started)) s"
     else
         say "$name: FAILED after $((SECONDS - started)) s"
         broken+=("$name")
+        {
+            say "FAILED: $name, after $((SECONDS - started)) s; its last lines:"
+            tail -n "$LAST_LINES" "$work/stage" | sed 's/^/    /'
+        } >>"$work/broken"
         return 1
     fi
     times+=("$name $((SECONDS - started)) s")
@@ -158,7 +167,31 @@ make_kernel() {
     return "$status"
 }
 make_init() { kernel/guest/build.sh >"$work/initrd"; }
-make_stock_kernel() { scripts/lab.sh --kernel-image >"$work/stock"; }
+make_agent() { kernel/agent/build.sh >"$work/agent"; }
+# Its modules get the numbers of their order.
+make_stock_kernel() {
+    local module number=100
+    scripts/lab.sh --kernel-image >"$work/stock" || return
+    mkdir -p "$work/modules"
+    # shellcheck disable=SC2086 # a list of names
+    for module in $(scripts/lab.sh --stock-modules $IMAGE_MODULES); do
+        cp "$module" "$work/modules/$number-${module##*/}" || return
+        number=$((number + 1))
+    done
+}
+# Leaves the system's Python in $work/python, with the modules that tests import and its libraries. It
+# stays empty where there is none, and tests that need it are skipped.
+make_python() {
+    local list='import sys, _ssl, os, random, signal, time
+print(*{file for module in sys.modules.values() if (file := getattr(module, "__file__", None))}, sep="\n")'
+    local tree=$work/python python=/usr/bin/python3 files
+    mkdir -p "$tree"
+    files=$("$python" -I -S -c "$list" 2>/dev/null) && mapfile -t files <<<"$files" || return 0
+    # ldd fails for sources.
+    { ldd "$python" "${files[@]}" 2>/dev/null || :; } |
+        awk '$2 == "=>" { print $3 } $1 ~ /^\// && !/:$/ { print $1 }' |
+        sort -u | xargs cp --parents -L -t "$tree" "$python" "${files[@]}"
+}
 # Fails if the kernel cannot be fetched. Where there is none to fetch, all labs take the stable one, and that
 # counts as skipped.
 make_second_kernel() {
@@ -173,8 +206,20 @@ make_second_kernel() {
 # shared dependencies, and then compiles the library once more.
 make_debug_program() { cargo build --quiet --locked --workspace --bin volt-vmm; }
 # Without the programs, their tests are skipped, but the stage has failed.
-make_clients() { scripts/clients.sh >"$work/clients-built"; }
-make_program() { cargo build --quiet --locked --release --package volt-api --bin volt-vmm; }
+make_clients() { scripts/clients.sh ${full:+--registry} >"$work/clients-built"; }
+make_release_program() { cargo build --quiet --locked --release --package volt-api --bin volt-vmm; }
+
+# Both set $program.
+get_debug_program() {
+    stage "volt-vmm" make_debug_program || give_up
+    program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/debug/volt-vmm
+}
+get_release_program() {
+    stage "volt-vmm" finish program "$BUILD_LIMIT" || give_up
+    program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/release/volt-vmm
+    stage "order of volt-vmm's functions" scripts/order.sh --check "$program"
+    stage "form of volt-vmm" check_form "$program"
+}
 
 # The whole-program tests' executables, as $work/small, $work/linux, $work/faults and $work/clients.
 make_whole_program_tests() {
@@ -272,6 +317,7 @@ natively() {
     expect "$1" "$work/listed" || return
     [ -z "$faults" ] || export VOLT_FAULTS=$faults
     VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
+        VOLT_AGENT_INITRD=$(cat "$work/agent") VOLT_STOCK_MODULES=$work/modules VOLT_PYTHON=$work/python \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
         VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=$forks VOLT_FAULT_SEED=$fault_seed \
         VOLT_CLIENTS=$(cat "$work/clients-built" 2>/dev/null) \
@@ -329,7 +375,8 @@ share_out() {
     done
 }
 
-# cases_of TEST: the names of its cases that the lab runs: those that were chosen, or all but the long ones.
+# cases_of TEST: the names of its cases that the lab runs: those that were chosen, or all but the long ones,
+# or with -k all.
 cases_of() {
     if [ -e "$work/chosen-$1" ]; then
         cat "$work/chosen-$1"
@@ -337,15 +384,19 @@ cases_of() {
     fi
     "$work/$1" --list | sed -n 's/: test$//p' >"$work/all-$1"
     grep -E "$(cat "$work/only-$1" 2>/dev/null)" "$work/all-$1" |
-        if [ -n "$full" ]; then cat; else grep -vxFf <(full_only); fi
+        if [ -n "$full$name_part" ]; then cat; else grep -vxFf <(full_only); fi
 }
 
 # The long cases.
 full_only() { grep '^[a-z]' "$FULL_ONLY"; }
 
-# Fails if the list of long cases, or of those in their place, names one that the tests do not have.
+# Fails if the list of long cases, or of those in their place, names one that the tests do not have, or if a
+# long case is to run in the place of another.
 check_full_only() {
     local name
+    while read -r name; do
+        ! full_only | grep -Eqx "(.*::)?$name" || { say "$FULL_ONLY: $name is long itself" && return 1; }
+    done < <(sed -n 's/^ \+//p' "$FULL_ONLY")
     { "$work/linux" --list && "$work/small" --list; } | sed -n 's/: test$//p' >"$work/all"
     while read -r name; do
         grep -Eqx "(.*::)?$name" "$work/all" || { say "$FULL_ONLY: there is no test $name" && return 1; }
@@ -364,6 +415,16 @@ keep_costs() {
         } | sort -k 1,1nr
     } >"$TARGET/lab-costs.txt"
     echo "what each case took is in $TARGET/lab-costs.txt; $COSTS is how they are shared out"
+}
+
+# check_form PROGRAM: it needs no other file, so it starts on every Linux, and fast: its relocations are
+# packed (api/build.rs).
+check_form() {
+    if readelf --wide --program-headers --dynamic "$1" | grep -E 'INTERP|\(NEEDED\)'; then
+        say "$1 needs other files" && return 1
+    fi
+    readelf --dynamic "$1" | grep -q '(RELR)' && return
+    say "the relocations of $1 are not packed: link with binutils 2.38 or later" && return 1
 }
 
 # level_1 NUMBER: the kernel of the lab of this number. The labs take Debian's kernel and the one of its
@@ -386,8 +447,10 @@ one_lab() {
     passt=$(command -v passt) && files+=(--file "$passt:/lab/passt")
     [ ! -s "$work/kernel" ] || files+=(--file "$(cat "$work/kernel"):/lab/vmlinux")
     [ ! -s "$work/initrd" ] ||
-        files+=(--file "$(cat "$work/initrd"):/lab/initrd" --file "$(cat "$work/stock"):/lab/stock")
-    for tool in mke2fs:e2fsprogs dmsetup:dmsetup; do
+        files+=(--file "$(cat "$work/initrd"):/lab/initrd" --file "$(cat "$work/stock"):/lab/stock"
+            --file "$(cat "$work/agent"):/lab/agent" --file "$work/modules:/lab/modules")
+    [ ! -d "$work/python" ] || files+=(--file "$work/python:/lab/python")
+    for tool in mke2fs:e2fsprogs e2fsck:e2fsprogs dmsetup:dmsetup; do
         path=$(PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}") || {
             echo "${tool%:*} is missing: install the package ${tool#*:} (scripts/install-deps.sh does)"
             return 1
@@ -409,7 +472,8 @@ one_lab() {
             rm -rf /lab/scratch /lab/results && mkdir /lab/scratch /lab/results
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
             [ -e "$VOLT_KERNEL" ] || VOLT_KERNEL=
-            export VOLT_CLIENTS=/lab/clients
+            export VOLT_CLIENTS=/lab/clients VOLT_AGENT_INITRD=/lab/agent VOLT_STOCK_MODULES=/lab/modules
+            export VOLT_PYTHON=/lab/python
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
             [ -z "$5" ] || export VOLT_PATIENCE=$5
             # Nothing may rely on the size of the pages that guest memory comes in.
@@ -471,10 +535,10 @@ fuzz() {
     fi
 }
 
-# Which targets run: those that the change touches, or all with --full and --fuzz-seconds.
+# Chooses those that the change touches, or all with --full and --fuzz-seconds.
 choose_fuzz_targets() {
     local which=--touched
-    [ -z "$full" ] && [ "$fuzz_seconds" = "$FUZZ_SECONDS" ] || which=--list
+    [ -z "$all_targets" ] || which=--list
     scripts/fuzz.sh "$which" >"$work/fuzz-targets" || return
     echo "$(wc -l <"$work/fuzz-targets") of $(scripts/fuzz.sh --list | wc -l) targets ($which)"
     [ ! -s "$work/fuzz-targets" ] || expect fuzz "$work/fuzz-targets"
@@ -523,7 +587,7 @@ summary() {
     jq -r '.flakes[] | "test: FLAKE: \(.): failed, then passed alone; it counts as failed"' "$work/sum"
     [ ! -s "$work/stalls" ] || sed 's/^/test: FLAKE: /' "$work/stalls"
     jq -r '.failures[] | "test: FAILED: \(.)"' "$work/sum"
-    for name in "${broken[@]}"; do say "FAILED: $name"; done
+    [ ! -s "$work/broken" ] || cat "$work/broken"
     # A suite that broke before any test could say so is a failure all the same.
     [ ${#broken[@]} -eq 0 ] || [ "$failed" -gt 0 ] || failed=${#broken[@]}
     echo "$passed passed, $failed failed, $skips skipped"
@@ -554,10 +618,9 @@ run_matching() {
         [ -s "$work/chosen-$suite" ] || rm "$work/chosen-$suite"
     done
     # Only Linux guests need what takes minutes to build where it is missing.
-    : >"$work/kernel" && : >"$work/initrd" && : >"$work/stock"
+    : >"$work/kernel" && : >"$work/initrd" && : >"$work/agent" && : >"$work/stock"
     if compgen -G "$work/chosen-*" >/dev/null; then
-        stage "volt-vmm" make_debug_program || give_up
-        program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/debug/volt-vmm
+        get_debug_program
         [ ! -e "$work/chosen-linux" ] || stage "guest kernel and init" make_guest || give_up
         if [ -e "$work/chosen-clients" ] || grep -q go_sdk "$work"/chosen-*; then
             stage "clients of Firecracker" make_clients || give_up
@@ -567,7 +630,7 @@ run_matching() {
     summary
 }
 
-make_guest() { make_kernel && make_init && make_stock_kernel; }
+make_guest() { make_kernel && make_init && make_agent && make_stock_kernel && make_python; }
 
 # choose TEST: writes down its cases that have $name_part in their names.
 choose() {
@@ -606,7 +669,7 @@ main() {
     local lab="" full="" yes="" input generations power_cuts forks faults fault_seed huge_pages="" suite
     local suites_given
     local where=() emulated=()
-    suites=() fuzz_seconds=$FUZZ_SECONDS name_part=""
+    suites=() fuzz_seconds="" name_part=""
     while [ $# -gt 0 ]; do
         case $1 in
             --lab) lab=yes ;;
@@ -629,7 +692,9 @@ main() {
         shift
     done
     suites_given=${#suites[@]}
-    [ "$suites_given" -gt 0 ] || suites=("${ALL[@]}")
+    [ "$suites_given" -gt 0 ] || suites=("${ALL[@]}" ${full:+fuzz})
+    [ -z "$fuzz_seconds" ] || wants fuzz || suites+=(fuzz)
+    all_targets=$full$fuzz_seconds fuzz_seconds=${fuzz_seconds:-$FUZZ_SECONDS}
     generations=$GENERATIONS
     [ -z "$full" ] || generations=$GENERATIONS_FULL
     generations=${VOLT_GENERATIONS:-$generations}
@@ -662,17 +727,17 @@ main() {
     if wants small || wants linux || wants faults || wants clients; then
         stage "guest kernel" make_kernel || give_up
         stage "guest init" make_init || give_up
+        stage "agent" make_agent || give_up
         stage "stock kernel" make_stock_kernel || give_up
+        stage "Python of guests" make_python || give_up
         # To optimise it as a whole is work for one processor: the others build and run tests meanwhile.
-        begin program make_program
+        begin program make_release_program
         stage "build whole-program tests" make_whole_program_tests || give_up
     fi
 
     if wants unit; then stage "unit and documentation tests" unit_tests; fi
     if wants small || wants linux || wants faults || wants clients; then
-        stage "volt-vmm" finish program "$BUILD_LIMIT" || give_up
-        program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/release/volt-vmm
-        stage "order of volt-vmm's functions" scripts/order.sh --check "$program"
+        get_release_program
     fi
     for suite in small linux; do
         wants "$suite" || continue
