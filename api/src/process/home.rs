@@ -7,6 +7,7 @@ use std::io::{PipeWriter, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use volt_job::Ended;
 use volt_vmm::{Console, Ending, Vm};
@@ -135,10 +136,10 @@ impl Home {
         self.main.get().map_or(Ok(()), MainProcess::start)
     }
 
-    /// Calls `act` once the main process has given a sign of life.
-    pub(crate) fn at_first_sign_of_main(&self, act: impl FnOnce() + Send + 'static) {
+    /// Calls `act` once the main process has given a sign of life, or was silent for so long.
+    pub(crate) fn at_first_sign_of_main(&self, longest: Duration, act: impl FnOnce() + Send + 'static) {
         if let Some(main) = self.main.get() {
-            main.at_first_sign(act);
+            main.at_first_sign(longest, act);
         }
     }
 

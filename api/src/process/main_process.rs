@@ -9,12 +9,13 @@
 //! and are bound before the process confines itself. A guest may send anything: more than the limits, or
 //! what is no report, has no effect.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -35,53 +36,47 @@ const READ: usize = 64 << 10;
 
 /// An act at the first report or output of the main process, on a thread of its own: neither may wait for it.
 #[derive(Clone, Debug, Default)]
-struct FirstSign(Arc<Mutex<ActAtSign>>);
+struct FirstSign(Arc<Mutex<Option<Awaited>>>);
 
-#[derive(Default)]
-enum ActAtSign {
-    #[default]
-    Nothing,
-    Planned(Box<dyn FnOnce() + Send>),
-    Begun(JoinHandle<()>),
+/// A thread that awaits the first sign, and then acts.
+#[derive(Debug)]
+struct Awaited {
+    sign: SyncSender<()>,
+    thread: JoinHandle<()>,
 }
 
 impl FirstSign {
-    fn plan(&self, act: impl FnOnce() + Send + 'static) {
-        *self.state() = ActAtSign::Planned(Box::new(act));
+    /// Has `act` called at the first sign from now on, or after this time without one.
+    fn plan(&self, longest: Duration, act: impl FnOnce() + Send + 'static) {
+        let (sign, signs) = sync_channel(1);
+        let begun = threads::spawn("main-sign", "for the main process's first sign", move || {
+            // The channel is closed if the process ends before.
+            if signs.recv_timeout(longest) != Err(RecvTimeoutError::Disconnected) {
+                act();
+            }
+        });
+        // Without a thread the act is left out.
+        *self.state() = begun.ok().map(|thread| Awaited { sign, thread });
     }
 
     fn has_come(&self) {
-        let mut state = self.state();
-        match std::mem::take(&mut *state) {
-            // Without a thread the act is left out.
-            ActAtSign::Planned(act) => {
-                let begun = threads::spawn("main-sign", "for the main process's first sign", act);
-                *state = begun.map_or(ActAtSign::Nothing, ActAtSign::Begun);
-            }
-            other => *state = other,
+        if let Some(Awaited { sign, .. }) = &*self.state() {
+            // It fails once there was one.
+            let _ = sign.try_send(());
         }
     }
 
-    /// Waits for the end of an act that has begun.
+    /// Leaves the act out if it has not begun, else waits for its end.
     fn finish(&self) {
-        let state = std::mem::take(&mut *self.state());
-        if let ActAtSign::Begun(thread) = state {
+        let awaited = self.state().take();
+        if let Some(Awaited { sign, thread }) = awaited {
+            drop(sign);
             let _ = thread.join();
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, ActAtSign> {
+    fn state(&self) -> MutexGuard<'_, Option<Awaited>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for ActAtSign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Nothing => "Nothing",
-            Self::Planned(_) => "Planned",
-            Self::Begun(_) => "Begun",
-        })
     }
 }
 
@@ -153,9 +148,10 @@ impl MainProcess {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Calls `act` once, as soon as the main process has given a sign of life: output, or its end.
-    pub(super) fn at_first_sign(&self, act: impl FnOnce() + Send + 'static) {
-        self.first.plan(act);
+    /// Calls `act` once, as soon as the main process has given a sign of life: output, or its end. One that
+    /// is silent for this time counts as if it had.
+    pub(super) fn at_first_sign(&self, longest: Duration, act: impl FnOnce() + Send + 'static) {
+        self.first.plan(longest, act);
     }
 
     /// Writes what is left of the output to the log.
@@ -229,7 +225,7 @@ mod tests {
         let (told, heard) = std::sync::mpsc::channel();
         let sign = FirstSign::default();
         sign.has_come();
-        sign.plan(move || {
+        sign.plan(Duration::MAX, move || {
             waits.recv().unwrap();
             told.send(()).unwrap();
         });
@@ -240,6 +236,19 @@ mod tests {
         sign.finish();
         assert_eq!(heard.try_iter().count(), 1);
         sign.finish();
+    }
+
+    #[test]
+    fn act_of_a_silent_process_runs_after_its_time_and_never_after_the_end() {
+        let (told, heard) = std::sync::mpsc::channel();
+        let sign = FirstSign::default();
+        let other = told.clone();
+        sign.plan(Duration::from_millis(1), move || told.send("silent").unwrap());
+        assert_eq!(heard.recv(), Ok("silent"));
+        sign.finish();
+        sign.plan(Duration::MAX, move || other.send("late").unwrap());
+        sign.finish();
+        assert!(heard.recv().is_err(), "its sender is gone, and sent nothing");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod remover;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use volt_vmm::internal::paths::wake_opener;
 use volt_vmm::sandbox::{self, ThreadKind};
@@ -253,13 +254,17 @@ impl Session {
     }
 }
 
+/// How long a command may be silent before its VM's working set is kept. A server, and the main process of a
+/// sandbox, may never print anything.
+const SILENT: Duration = Duration::from_secs(1);
+
 /// Lets the first VM that is restored from a warm snapshot keep what its guest touches up to the first output
 /// of its command: later ones have these pages from the start.
 fn note_working_set(vm: &Arc<Vm>) {
     let Some(home) = home::get().filter(|_| vm.lacks_working_set()) else { return };
     // The VM may end before.
     let vm = Arc::downgrade(vm);
-    home.at_first_sign_of_main(move || {
+    home.at_first_sign_of_main(SILENT, move || {
         let kept = vm.upgrade().map(|vm| vm.keep_working_set());
         if let Some(Err(error)) = kept {
             log::warn!("later runs of this image read no memory ahead: {}", volt_vmm::problem(&error));

@@ -15,6 +15,8 @@ pub struct Options {
     pub init_fd: Option<RawFd>,
     /// The number of an open descriptor: a socket of vsock that listens for the VM's own process.
     pub control_fd: Option<RawFd>,
+    /// The number of an open descriptor: a directory of the file system with the root's changes.
+    pub upper_fd: Option<RawFd>,
     /// The number of an open descriptor: the file that keeps settings for the next agent.
     pub settings_fd: Option<RawFd>,
 }
@@ -45,7 +47,8 @@ impl fmt::Display for Refused {
         write!(
             formatter,
             "{why}; usage: volt-agent --vsock PORT [--allow-local] | --listen ADDRESS:PORT | --listen-fd FD \
-             [--set-clock] [--init-fd FD] [--control-fd FD] [--settings-fd FD]"
+             [--set-clock] [--init-fd FD] [--control-fd FD] [--upper-fd FD] \
+             [--settings-fd FD]"
         )
     }
 }
@@ -54,7 +57,8 @@ impl fmt::Display for Refused {
 pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, Refused> {
     let mut arguments = arguments;
     let (mut tcp, mut vsock, mut inherited, mut allow_local) = (None, None, None, false);
-    let (mut set_clock, mut init_fd, mut control_fd, mut settings_fd) = (false, None, None, None);
+    let (mut set_clock, mut init_fd) = (false, None);
+    let (mut control_fd, mut upper_fd, mut settings_fd) = (None, None, None);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--listen" => tcp = Some(value(&mut arguments, "--listen")?),
@@ -64,6 +68,7 @@ pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, Refused
             "--set-clock" => set_clock = true,
             "--init-fd" => init_fd = Some(value(&mut arguments, "--init-fd")?),
             "--control-fd" => control_fd = Some(value(&mut arguments, "--control-fd")?),
+            "--upper-fd" => upper_fd = Some(value(&mut arguments, "--upper-fd")?),
             "--settings-fd" => settings_fd = Some(value(&mut arguments, "--settings-fd")?),
             other => return Err(Refused(format!("unknown argument {other}"))),
         }
@@ -74,7 +79,7 @@ pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, Refused
         (None, None, Some(number)) => Listen::Inherited(number),
         _ => return Err(Refused("exactly one of --vsock, --listen and --listen-fd is required".into())),
     };
-    Ok(Options { listen, set_clock, init_fd, control_fd, settings_fd })
+    Ok(Options { listen, set_clock, init_fd, control_fd, upper_fd, settings_fd })
 }
 
 fn value<T: std::str::FromStr>(
@@ -96,8 +101,8 @@ mod tests {
     #[test]
     fn vsock_port_refuses_local_programs_by_default() {
         let listen = Listen::Vsock { port: 49983, allow_local: false };
-        let (init_fd, control_fd, settings_fd) = (None, None, None);
-        let options = Options { listen, set_clock: false, init_fd, control_fd, settings_fd };
+        let (init_fd, control_fd, upper_fd, settings_fd) = (None, None, None, None);
+        let options = Options { listen, set_clock: false, init_fd, control_fd, upper_fd, settings_fd };
         assert_eq!(parsed("--vsock 49983"), Ok(options));
     }
 

@@ -16,21 +16,26 @@ const PORT: u32 = 49983;
 const TOKEN: &str = "secret";
 
 /// A VM whose agent waits for the host.
-struct Vm {
-    guest: Guest,
+pub(super) struct Vm {
+    pub(super) guest: Guest,
     socket: PathBuf,
 }
 
 impl Vm {
     fn start(scratch: &Scratch) -> Self {
-        let socket = scratch.fresh("vsock");
         let root = Root { lower: "root".to_owned(), upper: Upper::Memory };
-        let words = ["--vsock".to_owned(), format!("cid=5,socket={}", socket.display())];
-        Self { guest: boot(scratch, &Job::new(root, None)).device(words).start(), socket }
+        Self::start_job(scratch, &Job::new(root, None), [])
+    }
+
+    /// Starts a VM of this job with more devices.
+    pub(super) fn start_job(scratch: &Scratch, job: &Job, devices: impl IntoIterator<Item = String>) -> Self {
+        let socket = scratch.fresh("vsock");
+        let vsock = ["--vsock".to_owned(), format!("cid=5,socket={}", socket.display())];
+        Self { guest: boot(scratch, job).device(vsock.into_iter().chain(devices)).start(), socket }
     }
 
     /// Asks for the script as the main process. Returns status and body of the answer.
-    fn main(&self, text: &str, more: Value) -> (u16, String) {
+    pub(super) fn main(&self, text: &str, more: Value) -> (u16, String) {
         let mut body = json!({"argv": ["/bin/sh", "-c", text]});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let (status, body) =
@@ -45,7 +50,18 @@ impl Vm {
     }
 
     fn ask(&self, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, Vec<u8>) {
-        ask(&self.socket, path, headers, body)
+        self.ask_port(PORT, path, headers, body)
+    }
+
+    /// Makes a request to another port.
+    pub(super) fn ask_port(
+        &self,
+        port: u32,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> (u16, Vec<u8>) {
+        ask(&self.socket, port, path, headers, body)
     }
 
     /// Follows the main process to its end.
@@ -54,7 +70,7 @@ impl Vm {
     }
 
     /// Runs a command to its end.
-    fn run(&self, script: &str) -> Events {
+    pub(super) fn run(&self, script: &str) -> Events {
         self.stream("Start", &json!({"process": {"cmd": "/bin/sh", "args": ["-c", script]}, "tag": script}))
     }
 
@@ -69,8 +85,8 @@ impl Vm {
 }
 
 /// Makes a request in HTTP/1.0, whose answers end with the connection and have no chunks.
-fn ask(socket: &Path, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, Vec<u8>) {
-    let mut stream = connect(socket, PORT);
+fn ask(socket: &Path, port: u32, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, Vec<u8>) {
+    let mut stream = connect(socket, port);
     write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {}\r\n", body.len()).unwrap();
     write!(stream, "X-Access-Token: {TOKEN}\r\n").unwrap();
     headers.iter().for_each(|(name, value)| write!(stream, "{name}: {value}\r\n").unwrap());
@@ -85,8 +101,8 @@ fn ask(socket: &Path, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16
 
 /// Output and end of a process.
 #[derive(Debug, Default)]
-struct Events {
-    stdout: Vec<u8>,
+pub(super) struct Events {
+    pub(super) stdout: Vec<u8>,
     stderr: Vec<u8>,
     pty: Vec<u8>,
     end: Value,

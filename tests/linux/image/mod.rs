@@ -1,6 +1,7 @@
 //! VMs that run an image of two layers, with the init of kernel/agent as process 1.
 
 mod ending;
+mod frozen_disks;
 mod kernels;
 mod layers;
 mod main_process;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread::scope;
 
 use rustix::fs::{SeekFrom, seek};
-use volt_tests::{needs, rest};
+use volt_tests::{needs, rest, wait_until};
 
 use super::runs::{IMAGE, Images};
 
@@ -115,6 +115,11 @@ fn later_runs_are_restored_and_nothing_of_a_run_is_in_the_snapshot() {
     fs::write(&set, "damaged").unwrap();
     assert_eq!(run(&images, &["--name", "after-damage"], SCRIPT).0[0], first);
     assert_eq!(fs::read(&set).unwrap()[..8], kept[..8], "there is another one");
+    // A command that prints nothing has one too.
+    fs::remove_file(&set).unwrap();
+    images.run(&["run", "--detach", "--name", "silent", IMAGE, "sleep", "9999"]).succeeded();
+    wait_until("it is kept after a while", || set.exists());
+    images.names.ok("rm --force silent");
     images.are_empty();
 }
 

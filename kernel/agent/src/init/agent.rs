@@ -64,9 +64,15 @@ pub(super) struct Agent {
     has_link: bool,
     link: Option<OwnedFd>,
     main: Option<Kept>,
+    upper: Option<OwnedFd>,
 }
 
 impl Agent {
+    /// Gives each agent from now on a directory of the file system with the root's changes, to freeze it.
+    pub(super) fn give_upper(&mut self, upper: OwnedFd) {
+        self.upper = Some(upper);
+    }
+
     /// Starts the agent with a link, as each agent after it.
     pub(super) fn start_with_link(&mut self) {
         self.has_link = true;
@@ -99,6 +105,9 @@ impl Agent {
             ("--control-fd", control.try_clone()?),
             ("--settings-fd", settings.try_clone()?),
         ];
+        if let Some(upper) = &self.upper {
+            inherited.push(("--upper-fd", upper.try_clone()?));
+        }
         if self.has_link {
             let (ours, of_agent) = link::pair()?;
             self.link = Some(ours);

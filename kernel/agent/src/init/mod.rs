@@ -61,7 +61,10 @@ fn run(machine: &mut Machine) -> Result<Ended, String> {
     console::open();
     let job = read_job()?;
     modules::load(&job.modules)?;
-    machine.upper = Some(root::mount(&job.root)?);
+    let upper = root::mount(&job.root)?;
+    let for_agent = upper.0.try_clone().map_err(|error| format!("cannot duplicate a descriptor: {error}"))?;
+    machine.agent.give_upper(for_agent);
+    machine.upper = Some(upper);
     root::switch()?;
     let say = |problems: Vec<String>| problems.iter().for_each(|problem| console::say(problem));
     say(mounts::others());

@@ -54,7 +54,7 @@ pub(super) fn mount(root: &Root) -> Result<Upper, String> {
     let options = format!("lowerdir={LOWER},upperdir={upper},workdir={work},{OPTIONS}");
     mount_file_system("overlay", ROOT, "overlay", MountFlags::empty(), &options)
         .map_err(|error| format!("cannot mount overlayfs ({options}): {error}"))?;
-    let opened = open(UPPER, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let opened = open(UPPER, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     opened.map(Upper).map_err(|error| format!("cannot open {UPPER}: {error}"))
 }
 

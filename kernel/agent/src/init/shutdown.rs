@@ -1,7 +1,6 @@
 //! The end of the VM: no process and no write is left.
 
-use std::fs;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount_remount, unmount};
@@ -10,6 +9,8 @@ use volt_job::Ended;
 
 use super::root::Upper;
 use super::{Machine, cgroup, console, report, signals, supervise, system};
+use crate::quiet::file_systems;
+use crate::volumes::mounted;
 
 /// How long the agent may take to end, and then all killed processes.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -20,6 +21,11 @@ const NOTHING_KEPT: [&str; 2] = ["tmpfs", "overlay"];
 
 /// Ends all processes, reports, and powers off.
 pub(super) fn end(machine: Machine, ended: &Ended) -> ! {
+    // A process that waits for a frozen file system cannot be killed.
+    let upper = machine.upper.as_ref().map(|Upper(upper)| upper.as_fd());
+    if let Err(problem) = file_systems::thaw(upper) {
+        console::say(&problem);
+    }
     cgroup::kill_main();
     console::release();
     report::report(ended, machine.shares_console);
@@ -61,11 +67,8 @@ fn await_children(is_last: impl Fn(rustix::process::Pid) -> bool) {
 
 /// Unmounts file systems, the last first. Those in use become read-only, as the root and its upper do.
 fn end_file_systems(upper: Option<Upper>) {
-    let mounts = fs::read("/proc/self/mounts").unwrap_or_default();
-    for line in String::from_utf8_lossy(&mounts).lines().rev() {
-        let mut fields = line.split(' ').skip(1);
-        let (Some(path), Some(kind)) = (fields.next(), fields.next()) else { continue };
-        let path = unescaped(path);
+    for mount in mounted::all().into_iter().rev() {
+        let (path, kind) = (mount.path, mount.kind.as_str());
         if OF_KERNEL.contains(&kind) || path == b"/" {
             continue;
         }
@@ -82,43 +85,6 @@ fn end_file_systems(upper: Option<Upper>) {
     }
 }
 
-/// Undoes the kernel's escapes of spaces, tabs, line ends and backslashes: three octal digits.
-fn unescaped(path: &str) -> Vec<u8> {
-    let mut parts = path.split('\\');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        let digits = part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match digits {
-            Some(byte) => {
-                bytes.push(byte);
-                bytes.extend_from_slice(&part.as_bytes()[3..]);
-            }
-            None => {
-                bytes.push(b'\\');
-                bytes.extend_from_slice(part.as_bytes());
-            }
-        }
-    }
-    bytes
-}
-
 fn read_only(path: &[u8]) -> rustix::io::Result<()> {
     mount_remount(path, MountFlags::RDONLY, "")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::unescaped;
-
-    #[test]
-    fn escapes_of_mount_points_are_undone() {
-        for (text, path) in [
-            ("/plain", "/plain"),
-            (r"/a\040b\011c", "/a b\tc"),
-            (r"/\134040", r"/\040"),
-            (r"/end\04", r"/end\04"),
-        ] {
-            assert_eq!(unescaped(text), path.as_bytes(), "{text}");
-        }
-    }
 }

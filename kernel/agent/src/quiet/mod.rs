@@ -4,6 +4,7 @@
 //! All of it blocks, and is for a thread that may.
 
 mod entropy;
+pub mod file_systems;
 mod freezer;
 mod groups;
 mod heap;

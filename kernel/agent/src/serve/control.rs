@@ -3,6 +3,7 @@
 //! ```text
 //! POST /volt/quiesce, /volt/thaw, /volt/wake, /volt/mount   see volt_job::quiet
 //! POST /freeze[?maxWaitMs=N], /unfreeze        E2B's: freeze and thaw the workload, without hooks
+//! POST /fsfreeze, /fsthaw                      E2B's: freeze and thaw the file systems on disks
 //! POST /collapse                               E2B's: the agent's memory into huge pages
 //! GET  /health
 //! ```
@@ -12,7 +13,8 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -27,24 +29,31 @@ use volt_job::quiet::{FREEZE_MS, LONGEST, MOUNT, QUIESCE, THAW, WAKE, Wake};
 
 use super::listener::Listener;
 use super::{accept_all, body};
+use crate::descriptor;
 use crate::options::Listen;
 use crate::query::Query;
-use crate::quiet;
+use crate::quiet::{self, file_systems};
 use crate::reply::{Failure, Reply, empty, json};
 use crate::volumes;
 
-/// Starts to serve the inherited socket of this number.
-pub fn start(number: RawFd) -> io::Result<()> {
+/// Starts to serve the inherited socket of this number. `upper` is the number of a directory of the file
+/// system with the root's changes.
+pub fn start(number: RawFd, upper: Option<RawFd>) -> io::Result<()> {
+    let upper = upper.map(descriptor::inherited).transpose()?.map(Arc::new);
     let serve = move || {
         let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         LocalSet::new().block_on(&runtime, async move {
             let listener = Listener::bind(&Listen::Inherited(number))?;
-            accept_all(&listener, |stream| async move {
-                let service = service_fn(|request: Request<Incoming>| async move {
-                    Ok::<_, Infallible>(answer(request).await.unwrap_or_else(|failure| failure.reply()))
-                });
-                // It fails when the client breaks the connection, which is the client's matter.
-                let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            accept_all(&listener, |stream| {
+                let upper = upper.clone();
+                async move {
+                    let service = service_fn(|request: Request<Incoming>| async {
+                        let answer = answer(request, upper.as_deref()).await;
+                        Ok::<_, Infallible>(answer.unwrap_or_else(|failure| failure.reply()))
+                    });
+                    // It fails when the client breaks the connection, which is the client's matter.
+                    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+                }
             })
             .await;
             Ok(())
@@ -58,7 +67,7 @@ pub fn start(number: RawFd) -> io::Result<()> {
     std::thread::Builder::new().name("control".to_owned()).spawn(serve).map(drop)
 }
 
-async fn answer(request: Request<Incoming>) -> Result<Reply, Failure> {
+async fn answer(request: Request<Incoming>, upper: Option<&OwnedFd>) -> Result<Reply, Failure> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     match (&method, path.as_str()) {
         (&Method::GET, "/health") => Ok(empty(StatusCode::NO_CONTENT)),
@@ -85,6 +94,14 @@ async fn answer(request: Request<Incoming>) -> Result<Reply, Failure> {
             Ok(empty(StatusCode::NO_CONTENT))
         }
         (&Method::POST, "/freeze") => freeze(&Query::parse(request.uri().query().unwrap_or_default())),
+        (&Method::POST, "/fsfreeze") => {
+            file_systems::freeze(upper.map(AsFd::as_fd)).map_err(conflict)?;
+            Ok(empty(StatusCode::NO_CONTENT))
+        }
+        (&Method::POST, "/fsthaw") => {
+            file_systems::thaw(upper.map(AsFd::as_fd)).map_err(conflict)?;
+            Ok(empty(StatusCode::NO_CONTENT))
+        }
         (&Method::POST, "/collapse") => {
             quiet::collapse();
             Ok(empty(StatusCode::NO_CONTENT))

@@ -61,7 +61,7 @@ pub fn run(options: Options) -> io::Result<()> {
             });
         }
         if let Some(number) = agent.options.control_fd {
-            control::start(number)?;
+            control::start(number, agent.options.upper_fd)?;
         }
         accept_all(&listener, |stream| serve(Rc::clone(&agent), stream)).await;
         Ok(())

@@ -4,6 +4,7 @@
 
 mod copy;
 pub mod disks;
+pub mod mounted;
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, DirEntry, File};

@@ -1,0 +1,81 @@
+//! Freezes the file systems that are on disks: all that was written is on the disk, and further writes wait.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, open};
+
+use crate::volumes::mounted;
+
+/// `FIFREEZE` of linux/fs.h.
+const FREEZE: libc::Ioctl = 0xc004_5877_u32 as libc::Ioctl;
+/// `FITHAW` of linux/fs.h.
+const THAW: libc::Ioctl = 0xc004_5878_u32 as libc::Ioctl;
+
+/// A directory of a file system, and its name for a person.
+type Found = (String, OwnedFd);
+
+/// Freezes all file systems on disks. `upper` is a directory of the one with the root's changes, whose mount
+/// has no path. Those that stand still already, and those that cannot be frozen, such as EROFS, stay as they
+/// are.
+///
+/// # Errors
+/// The kernel refuses. No file system is frozen then by this call.
+pub fn freeze(upper: Option<BorrowedFd<'_>>) -> Result<(), String> {
+    let mut frozen: Vec<OwnedFd> = Vec::new();
+    // A file system in a file of another one comes before that.
+    for (name, directory) in on_disks(upper)?.into_iter().rev() {
+        match control(&directory, FREEZE).map_err(|error| (error.raw_os_error(), error)) {
+            Ok(()) => frozen.push(directory),
+            Err((Some(libc::EBUSY | libc::EOPNOTSUPP), _)) => {}
+            Err((_, error)) => {
+                frozen.iter().rev().for_each(|directory| drop(control(directory, THAW)));
+                return Err(format!("cannot freeze the file system of {name}: {error}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Thaws all file systems on disks.
+///
+/// # Errors
+/// The kernel refuses. The others are thawed.
+pub fn thaw(upper: Option<BorrowedFd<'_>>) -> Result<(), String> {
+    let mut first = Ok(());
+    for (name, directory) in on_disks(upper)? {
+        match control(&directory, THAW) {
+            // It is not frozen.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {}
+            Err(error) => {
+                first = first.and(Err(format!("cannot thaw the file system of {name}: {error}")));
+            }
+            Ok(()) => {}
+        }
+    }
+    first
+}
+
+/// Opens a directory of each file system on a disk, those first that others may be in.
+fn on_disks(upper: Option<BorrowedFd<'_>>) -> Result<Vec<Found>, String> {
+    let upper = upper.map(|upper| upper.try_clone_to_owned()).transpose();
+    let upper = upper.map_err(|error| format!("cannot use the upper's directory: {error}"))?;
+    let upper = upper.into_iter().map(|upper| ("the root's changes".to_owned(), upper));
+    let others = mounted::all().into_iter().filter(|mount| mount.source.starts_with(b"/"));
+    // A mount point that is a file, or of a program that has just unmounted it, is left out.
+    let others = others.filter_map(|mount| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let directory = open(mount.path.as_slice(), flags, Mode::empty()).ok()?;
+        Some((String::from_utf8_lossy(&mount.path).into_owned(), directory))
+    });
+    Ok(upper.chain(others).collect())
+}
+
+fn control(directory: impl AsFd, request: libc::Ioctl) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and the kernel ignores the argument of both calls.
+    match unsafe { libc::ioctl(directory.as_fd().as_raw_fd(), request, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
