@@ -29,6 +29,11 @@ pub mod paths {
     pub use crate::paths::{absolute, is_locked, listen, metadata_of_link, open, remove_file};
 }
 
+/// Files that are there whole or not at all.
+pub mod partial {
+    pub use crate::partial::{create_file, remove_all_abandoned_files};
+}
+
 /// The programs that any VM may start.
 pub mod programs {
     pub use crate::devices::virtio::net::passt::pattern as passt;

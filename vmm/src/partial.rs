@@ -100,6 +100,11 @@ pub fn remove_abandoned_files(parent: &Path, name: &str) {
     remove_abandoned(parent, Kind::File, |found| base_of(found) == Some(name.as_bytes()));
 }
 
+/// Removes this user's files in `parent` that killed writers left, whatever their name was to be.
+pub fn remove_all_abandoned_files(parent: &Path) {
+    remove_abandoned(parent, Kind::File, |name| base_of(name).is_some_and(|base| !base.is_empty()));
+}
+
 /// Removes leftovers with best effort: nothing depends on it.
 fn remove_abandoned(parent: &Path, kind: Kind, is_wanted: impl Fn(&[u8]) -> bool) {
     let Ok(directory) = paths::open(parent, OFlags::DIRECTORY, 0) else { return };

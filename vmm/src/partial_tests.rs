@@ -46,6 +46,8 @@ fn only_files_of_the_given_name_are_removed() {
     let mut names = [&other, &living].map(|path| path.file_name().unwrap().to_str().unwrap());
     names.sort_unstable();
     assert_eq!(names_in(&scratch), names);
+    remove_all_abandoned_files(&scratch.0);
+    assert_eq!(names_in(&scratch), names[1..]);
 }
 
 #[test]

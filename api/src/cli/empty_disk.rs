@@ -1,19 +1,18 @@
 //! Empty ext4 disks.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use volt_image::ext4::{Description, FileSystem};
-use volt_vmm::internal::random_hex;
+use volt_vmm::internal::partial;
 
 use crate::failure::Failure;
 use crate::run_dir::data_dir;
 
-/// The extension of a file that is being made.
-pub(super) const PARTIAL: &str = "partial";
 /// The directory of bases, below the user's data.
 const BASES: &str = "bases";
 
@@ -60,18 +59,17 @@ pub(super) fn base(field: &'static str, size: u64, directories: &[&str]) -> Resu
 /// The host refuses.
 pub(super) fn publish(system: &FileSystem<'_>, path: &Path) -> Result<bool, Failure> {
     let place = path.parent().expect("a file is in a directory");
-    let partial = place.join(format!(".{}.{PARTIAL}", random_hex()?));
+    let name = path.file_name().and_then(OsStr::to_str).expect("these names are text");
+    partial::remove_all_abandoned_files(place);
     let write = || {
-        let file = OpenOptions::new().write(true).read(true).create_new(true).mode(0o600).open(&partial)?;
-        system.write(&file)?;
-        file.sync_all()?;
+        let (partial, file) = partial::create_file(place, name, 0o600)?;
+        let written = system.write(&file).and_then(|()| file.sync_all());
         // A rename would replace the file of another process.
-        fs::hard_link(&partial, path)?;
-        File::open(place)?.sync_all()
+        let linked = written.and_then(|()| fs::hard_link(&partial, path));
+        let _ = fs::remove_file(&partial);
+        linked.and_then(|()| File::open(place)?.sync_all())
     };
-    let written = write();
-    let _ = fs::remove_file(&partial);
-    match written {
+    match write() {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
         written => {
             written.map_err(|error| Failure::system(format!("make {}", path.display()), error))?;

@@ -1,9 +1,9 @@
 //! Volumes of this user: ext4 disks that outlive VMs.
 //!
 //! ```text
-//! volumes/NAME.img        a volume
-//!        /.HEX.partial    one that is being made
-//!        /lock            shared by those that make and use volumes, exclusive for those that remove them
+//! volumes/NAME.img                 a volume
+//!        /.NAME.img.HEX.partial    one that is being made
+//!        /lock                     shared by makers and users of volumes, exclusive for removals
 //! ```
 
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -17,8 +17,9 @@ use serde::Serialize;
 use volt_image::lock::Lock;
 use volt_vmm::FileRef;
 use volt_vmm::config::devices::DiskConfig;
+use volt_vmm::internal::partial;
 
-use crate::cli::empty_disk::{self, PARTIAL};
+use crate::cli::empty_disk;
 use crate::failure::Failure;
 use crate::run_dir::data_dir;
 use crate::run_dir::listing;
@@ -119,7 +120,7 @@ impl Volumes {
     pub(super) fn remove(&self, name: &VmName) -> Result<Volume, Failure> {
         let refused = |problem: String| Failure::Volume { name: name.to_string(), problem };
         let _alone = Lock::alone(&self.root.join("lock"))?;
-        self.remove_partial();
+        partial::remove_all_abandoned_files(&self.root);
         let path = self.path(name);
         let volume = self.named(&path);
         let volume =
@@ -133,12 +134,6 @@ impl Volumes {
         }
         fs::remove_file(&path).map_err(failed)?;
         Ok(volume)
-    }
-
-    fn remove_partial(&self) {
-        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.path());
-        let is_partial = |path: &PathBuf| path.extension() == Some(PARTIAL.as_ref());
-        entries.filter(is_partial).for_each(|path| drop(fs::remove_file(path)));
     }
 }
 
@@ -177,7 +172,8 @@ mod tests {
         assert!(volumes.create(&name("db"), SIZE).unwrap());
         assert!(volumes.create(&name("a"), 2 * SIZE).unwrap());
         assert!(!volumes.create(&name("db"), 2 * SIZE).unwrap());
-        for other in [".0.partial", "b.txt", "lock", "-x.img", "directory.img/"] {
+        let (left_behind, _) = partial::create_file(&dir.path("volumes"), "c.img", 0o600).unwrap();
+        for other in ["b.txt", "lock", "-x.img", "directory.img/"] {
             let path = dir.path("volumes").join(other);
             if other.ends_with('/') { fs::create_dir(path).unwrap() } else { fs::write(path, "").unwrap() }
         }
@@ -188,7 +184,7 @@ mod tests {
         assert_eq!(fs::metadata(volumes.path(&name("a"))).unwrap().mode() & 0o777, 0o600);
         volumes.remove(&name("db")).unwrap();
         assert_eq!(volumes.all().unwrap(), all[..1]);
-        assert!(!dir.path("volumes/.0.partial").exists());
+        assert!(!left_behind.exists());
         let problem = volumes.remove(&name("db")).unwrap_err().to_string();
         assert_eq!(problem, "volume db: there is none; volt-vmm volume ls lists all");
     }
