@@ -47,6 +47,9 @@ pub(crate) struct MainOfImage {
     pub(crate) is_terminal: bool,
     /// Whether it takes input.
     pub(crate) is_interactive: bool,
+    /// Whether it is process 1, whose streams are those of the serial port.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_init: bool,
     /// Its variables, working directory and user, which further commands have too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) env: Vec<String>,
@@ -57,9 +60,9 @@ pub(crate) struct MainOfImage {
 impl MainOfImage {
     /// Describes a main process.
     pub(crate) fn of(process: &Process) -> Self {
-        let Process { terminal, stdin, env, cwd, user, .. } = process;
+        let Process { terminal, stdin, is_init, env, cwd, user, .. } = process;
         let (env, cwd, user) = (env.clone(), cwd.clone(), user.clone());
-        Self { is_terminal: *terminal, is_interactive: *stdin, env, cwd, user }
+        Self { is_terminal: *terminal, is_interactive: *stdin, is_init: *is_init, env, cwd, user }
     }
 }
 
@@ -112,6 +115,11 @@ impl Origin {
 }
 
 impl Record {
+    /// The main process of an image, unless its streams are those of the serial port.
+    pub(crate) fn main_with_streams(&self) -> Option<&MainOfImage> {
+        self.main.as_ref().filter(|main| !main.is_init)
+    }
+
     /// The record without the variables of the main process, which may be secrets.
     pub(crate) fn without_variables(mut self) -> Self {
         self.main.iter_mut().for_each(|main| main.env.clear());

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! agent ── Start, CloseStdin, Told ──> process 1
-//!       <── Running (streams), NotStarted, Ended ──
+//!       <── Running (streams), BecomesInit, NotStarted, Ended ──
 //! ```
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -41,6 +41,8 @@ pub enum ToInit {
 pub enum ToAgent {
     /// The main process runs. Its streams come along. A new agent gets this at once.
     Running(Box<Running>),
+    /// Process 1 executes the image's init, which closes the link. [`ToAgent::NotStarted`] comes if that fails.
+    BecomesInit,
     /// The main process did not start.
     NotStarted(Ended),
     /// The main process has ended.

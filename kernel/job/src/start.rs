@@ -14,7 +14,8 @@ pub const TAG: &str = "main";
 /// Longest body in bytes.
 pub const LONGEST: usize = 128 << 10;
 
-/// The main process to start. Its output goes to the agent: `console` and `is_init` have no effect.
+/// The main process to start. Its output goes to the agent, and `console` has no effect. An init replaces
+/// process 1, with the console as output, and nobody can follow it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartMain {

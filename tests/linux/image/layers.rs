@@ -20,6 +20,18 @@ const LARGE: usize = 5 << 20;
 /// Version 2 of file capabilities, effective, with CAP_SYS_ADMIN, which setting the host name takes.
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
+/// An init that echoes lines of the console, and powers off by the button's signal or the line `off`.
+const INIT: &str = "#!/bin/sh
+    trap 'echo stopping; poweroff -f' 38
+    echo \"process $$, $*\"
+    while :; do
+        read line && case $line in
+            off) poweroff -f;;
+            *) echo \"got $line\";;
+        esac
+    done
+";
+
 /// A layer as a tar stream.
 struct Tar(Builder<Vec<u8>>);
 
@@ -64,13 +76,16 @@ fn busybox() -> Vec<u8> {
 fn lower() -> Vec<u8> {
     let mut tar = Tar(Builder::new(Vec::new()));
     let busybox = busybox();
-    ["bin/", "etc/", "directory/", "gone-directory/", "opaque/"].iter().for_each(|path| tar.directory(path));
+    ["bin/", "sbin/", "etc/", "directory/", "gone-directory/", "opaque/"]
+        .iter()
+        .for_each(|path| tar.directory(path));
     tar.file("bin/busybox", 0o755, &busybox);
     for applet in APPLETS.split_whitespace() {
         tar.add(&format!("bin/{applet}"), EntryType::Symlink, 0o777, (0, 0), b"busybox");
     }
     tar.0.append_pax_extensions([("SCHILY.xattr.security.capability", &CAPABILITY[..])]).unwrap();
     tar.file("bin/busybox-capable", 0o755, &busybox);
+    tar.file("sbin/init", 0o755, INIT.as_bytes());
     tar.file("bin/draws", 0o755, volt_tests::DRAWS);
     tar.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n");
     tar.file("large", 0o644, &large());

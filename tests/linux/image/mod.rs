@@ -2,6 +2,7 @@
 
 mod ending;
 mod frozen_disks;
+mod inits;
 mod kernels;
 mod layers;
 mod main_process;

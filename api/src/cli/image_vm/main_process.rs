@@ -16,6 +16,16 @@ use crate::terminal;
 /// after its own limit, which the guest does not know.
 const STUBBORN: u32 = 3600;
 
+/// Programs that work as process 1 alone, as those of whole distributions. Podman knows them too.
+const INITS: [&str; 6] = [
+    "/sbin/init",
+    "/usr/sbin/init",
+    "/usr/local/sbin/init",
+    "/lib/systemd/systemd",
+    "/usr/lib/systemd/systemd",
+    "/bin/systemd",
+];
+
 /// Describes the main process.
 ///
 /// # Errors
@@ -28,6 +38,10 @@ pub(super) fn of(image: &Image, args: &ImageArgs, is_detached: bool) -> Result<S
     if argv.first().is_none_or(String::is_empty) {
         return Err(Failure::config("command", "the image names no program; name one behind IMAGE"));
     }
+    let is_init = INITS.contains(&argv[0].as_str());
+    if is_init && args.user.as_deref().is_some_and(|user| !["root", "0"].contains(&user)) {
+        return Err(Failure::config("user", "an init is process 1, and so root; leave out --user (-u)"));
+    }
     let config = image.config.config().as_ref();
     let of_image = |found: Option<&Option<String>>| found.cloned().flatten().unwrap_or_default();
     let env = config.and_then(|config| config.env().clone()).unwrap_or_default();
@@ -39,6 +53,7 @@ pub(super) fn of(image: &Image, args: &ImageArgs, is_detached: bool) -> Result<S
         stdin: args.interactive,
         console: false,
         stop_seconds: STUBBORN,
+        is_init,
         ..Process::new(argv)
     };
     let stop_signal = of_image(config.map(|config| config.stop_signal()));

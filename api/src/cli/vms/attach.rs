@@ -55,14 +55,16 @@ impl Attach {
         let target = Target::find(&self.vm)?;
         target.api()?;
         let vm = target.with_name()?;
-        let left = match &vm.record.main {
+        let left = match vm.record.main_with_streams() {
             Some(main) => Ok(main_streams::pass(&agent_of(&vm), &vm, main, Place::Guest)?),
             None => attach(&vm.file(files::SERIAL), &vm.record.api_socket)?,
         };
         if left != Ok(Left::Ended) {
             return left_by(left);
         }
-        if vm.record.main.is_none() && !within(TO_FINISH, || vm.has_outcome() || !vm.is_alive()) {
+        if vm.record.main_with_streams().is_none()
+            && !within(TO_FINISH, || vm.has_outcome() || !vm.is_alive())
+        {
             let problem = format!(
                 "it runs, and its serial port closed the connection: {CLIENTS} terminals have it already"
             );

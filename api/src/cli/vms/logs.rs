@@ -82,7 +82,7 @@ impl Logs {
     }
 
     fn print_output(&self, vm: &VmDir) -> io::Result<()> {
-        let runs_image = vm.record.main.is_some() && !self.console;
+        let runs_image = vm.record.main_with_streams().is_some() && !self.console;
         let files = if runs_image { files::MAIN_LOGS } else { files::SERIAL_LOGS };
         let mut reader = reader_of(vm, files)?;
         let mut printer = Printer { times: self.timestamps, is_in_line: false };

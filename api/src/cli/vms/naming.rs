@@ -104,12 +104,13 @@ impl NamingArgs {
     }
 }
 
-fn end_vm(api_socket: &Path) -> Result<(), Failure> {
+/// Ends the VM at once.
+pub(in crate::cli) fn end_vm(api_socket: &Path) -> Result<(), Failure> {
     client::put_within(api_socket, "/v1/stop", &(), TO_STOP)
 }
 
 /// Ends the VM as its power button does, or else once a stubborn guest has had its time.
-fn ask_to_end(api_socket: &Path) -> Result<(), Failure> {
+pub(in crate::cli) fn ask_to_end(api_socket: &Path) -> Result<(), Failure> {
     let body = json!({ "timeout_ms": TO_UNMOUNT.as_millis() as u64 });
     client::put_within(api_socket, "/v1/vm/shutdown", &body, TO_STOP)
 }

@@ -146,7 +146,7 @@ impl Living {
     /// Its agent, if it runs an image.
     fn agent(&self) -> Option<Agent> {
         match &self.target {
-            Target::Named(vm) if vm.record.main.is_some() => Some(agent_of(vm)),
+            Target::Named(vm) if vm.record.main_with_streams().is_some() => Some(agent_of(vm)),
             _ => None,
         }
     }

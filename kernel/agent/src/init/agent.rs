@@ -172,7 +172,8 @@ impl Agent {
         }
     }
 
-    fn tell(&self, message: &ToAgent, descriptors: &[BorrowedFd<'_>]) {
+    /// Sends a message to the agent, if there is one.
+    pub(super) fn tell(&self, message: &ToAgent, descriptors: &[BorrowedFd<'_>]) {
         if let Some(link) = &self.link
             && let Err(error) = link::send(link, message, descriptors)
         {

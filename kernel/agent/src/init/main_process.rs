@@ -29,15 +29,19 @@ impl Kept {
     }
 }
 
-/// Starts the process. Its VM may have got another name since it booted.
+/// The VM's name, which it may have got since it booted.
+pub(super) fn hostname() -> Option<String> {
+    let names = uname();
+    names.nodename().to_str().ok().filter(|name| *name != NO_NAME).map(str::to_owned)
+}
+
+/// Starts the process.
 pub(super) fn start(start: StartMain) -> Result<(Pid, Kept), Ended> {
     let StartMain { process, size, .. } = start;
     let size = size.unwrap_or_default();
     let size = Winsize { ws_row: size.rows, ws_col: size.cols, ws_xpixel: 0, ws_ypixel: 0 };
-    let names = uname();
-    let hostname = names.nodename().to_str().ok().filter(|name| *name != NO_NAME);
     let mut kept = None;
-    let pid = process::start(&process, hostname, |command, user| {
+    let pid = process::start(&process, hostname().as_deref(), |command, user| {
         let made = match process.terminal {
             true => streams::terminal(size, user),
             false => streams::pipes(process.stdin, user),

@@ -48,6 +48,8 @@ pub struct MainProcess {
     log: RefCell<Option<JoinHandle<()>>>,
     /// Whether no client follows the process from its start.
     detached: Cell<bool>,
+    /// Whether process 1 executes the image's init. The end of the link then tells that it has.
+    becomes_init: Cell<bool>,
 }
 
 impl MainProcess {
@@ -61,6 +63,7 @@ impl MainProcess {
             drained: RefCell::default(),
             log: RefCell::default(),
             detached: Cell::default(),
+            becomes_init: Cell::default(),
         }))
     }
 
@@ -68,7 +71,7 @@ impl MainProcess {
     pub async fn start(&self, start: StartMain) -> Result<u32, Refused> {
         let answer = {
             let mut starting = self.starting.borrow_mut();
-            if starting.is_some() || self.commands.main().is_some() {
+            if starting.is_some() || self.commands.main().is_some() || self.becomes_init.get() {
                 return Err(Refused::Taken);
             }
             self.detached.set(start.detached);
@@ -86,6 +89,9 @@ impl MainProcess {
     /// Serves messages of process 1. A call that waits for an answer fails with the link.
     pub async fn attend(&self) -> io::Result<()> {
         let result = self.serve().await;
+        if self.becomes_init.get() {
+            self.answer(Ok(1));
+        }
         self.starting.take();
         result
     }
@@ -98,6 +104,7 @@ impl MainProcess {
                     self.adopt(*running, descriptors)?;
                     self.answer(Ok(pid));
                 }
+                ToAgent::BecomesInit => self.becomes_init.set(true),
                 ToAgent::NotStarted(ended) => {
                     self.answer(Err(ended));
                     self.part().await?;
