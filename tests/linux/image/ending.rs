@@ -83,6 +83,22 @@ fn agent_that_dies_is_started_again_in_its_own_group() {
 }
 
 #[test]
+fn agent_takes_little_of_initramfs_and_memory() {
+    needs!(linux, agent);
+    let text = "agent=$(cat /sys/fs/cgroup/volt/agent/cgroup.procs); echo size $(stat -Lc %s /proc/$agent/exe); \
+                echo resident $(busybox sed -n 's/VmRSS:[^0-9]*//p' /proc/$agent/status)";
+    let (ended, lines) = run_job(&Job { agent: true, ..job(script(text)) });
+    assert_eq!(ended, "exit 0", "{lines:#?}");
+    let number = |word: &str| {
+        let found =
+            lines.iter().find_map(|line| line.strip_prefix(word)?.trim().split(' ').next()?.parse().ok());
+        found.unwrap_or_else(|| panic!("{word}: {lines:#?}"))
+    };
+    let (size, resident_kib): (u64, u64) = (number("size"), number("resident"));
+    assert!(size <= 3 << 20 && resident_kib <= 4 << 10, "{size} bytes, {resident_kib} KiB");
+}
+
+#[test]
 fn init_of_the_image_becomes_process_1_beside_the_agent() {
     needs!(linux, agent);
     let text = "echo process $$; tr '\\0' ' ' </proc/$(cat /sys/fs/cgroup/volt/agent/cgroup.procs)/cmdline; \
