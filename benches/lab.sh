@@ -88,19 +88,6 @@ END_OF_TEXT
     in_lab "${files[@]}" -- --rounds 9 --ms 500 "$@"
 }
 
-# Makes an image with Python from packages, and runs the VMs with the kernel that tests use.
-claim() {
-    scripts/image.sh python:lab "$scratch/image" python3 busybox-static >&2
-    scripts/guest-files.sh "$scratch/guest" "$(kernel/build.sh)" "$(kernel/agent/build.sh)"
-    # shellcheck disable=SC2016 # expanded in the lab
-    scripts/lab.sh --level-1 backports --memory 4096 --time 1800 \
-        --file "$program:/lab/claim-bench" --file "$volt:/lab/volt-vmm" \
-        --file "$scratch/image:/lab/image" --file "$scratch/guest:/lab/guest" -- \
-        sh -c 'mount -t debugfs debugfs /sys/kernel/debug && exec claim-bench "$@"' sh \
-        --volt-vmm /lab/volt-vmm --archive /lab/image --image python:lab --guest /lab/guest \
-        --option=--memory=512M "$@"
-}
-
 # in_lab LAB_OPTION... -- OPTION...: runs the devices benchmark in the lab with these options.
 in_lab() {
     local options=()
@@ -133,7 +120,17 @@ with_images() {
         sh -c 'mkdir /lab/scratch /lab/benches /lab/docs
             export TMPDIR=/lab/scratch CARGO_MANIFEST_DIR=/lab/benches && exec "$@"' sh \
         "$what-bench" --volt-vmm /lab/volt-vmm --archive /lab/image.tar --image "$IMAGE" --guest /lab/guest \
-        --cmdline 'console=ttyS0 reboot=k panic=-1 quiet nohz=off' "$@"
+        --cmdline "$CMDLINE" "$@"
+}
+
+# Counts the guests' page faults too.
+claim() {
+    collect_image_files
+    # shellcheck disable=SC2016 # expanded in the lab
+    scripts/lab.sh --level-1 backports --memory 4096 --time 3000 "${files[@]}" -- \
+        sh -c 'mount -t debugfs debugfs /sys/kernel/debug && exec claim-bench "$@"' sh \
+        --volt-vmm /lab/volt-vmm --archive /lab/image.tar --image "$IMAGE" --guest /lab/guest \
+        --cmdline "$CMDLINE" "$@"
 }
 
 workloads() {
@@ -147,6 +144,7 @@ crowd() {
 }
 
 IMAGE=python-tree:1
+CMDLINE="console=ttyS0 reboot=k panic=-1 quiet nohz=off"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 "$what" "$@"

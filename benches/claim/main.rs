@@ -4,13 +4,13 @@ mod faults;
 mod phases;
 mod vms;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use volt_benches::command_line::Program;
 use volt_benches::document::{Document, circumstances};
+use volt_benches::image_host::{ImageHost, ImageOptions};
 use volt_benches::scratch::Scratch;
 use volt_benches::stats::{Times, more, percentiles, ratio};
 use volt_benches::table::Table;
@@ -36,19 +36,10 @@ that it touched up to its first output. All ways but the first run take turns.";
     bin_name = "cargo bench -p volt-benches --bench claim --"
 )]
 struct Options {
-    /// Archive of the image, such as scripts/image.sh makes
-    #[arg(long, value_name = "FILE")]
-    archive: PathBuf,
+    #[command(flatten)]
+    image: ImageOptions,
 
-    /// Name of the image in it
-    #[arg(long, value_name = "NAME")]
-    image: String,
-
-    /// Directory with kernel and agent.cpio, such as scripts/guest-files.sh makes
-    #[arg(long, value_name = "DIR")]
-    guest: PathBuf,
-
-    /// A word more for each volt-vmm run, such as --memory=1G. Repeatable
+    /// A word more for each volt-vmm run, such as --vcpus=2. Repeatable
     #[arg(long = "option", value_name = "WORD", allow_hyphen_values = true)]
     options: Vec<String>,
 
@@ -59,9 +50,6 @@ struct Options {
     /// Runs that boot
     #[arg(long, value_name = "N", default_value_t = 3)]
     boots: usize,
-
-    #[command(flatten)]
-    program: Program,
 
     /// Write the result to docs/benchmarks-claim.md
     #[arg(long)]
@@ -86,12 +74,9 @@ fn run(options: &Options) -> Result<()> {
         [] => ["python3", "-c", "print(1)"].map(str::to_owned).to_vec(),
         given => given.to_vec(),
     };
-    let vms = Vms::new(&scratch, options.program.path()?, &options.guest)?.of_image(
-        &options.image,
-        &options.options,
-        &command,
-    );
-    vms.load(&options.archive)?;
+    let mut image = options.image.shape();
+    image.extend(options.options.iter().chain([&options.image.image]).map(OsString::from));
+    let vms = Vms::new(ImageHost::new(&scratch, &options.image)?, image, command.clone());
     let boots = (0..options.boots).map(|_| vms.run(&["--cold"])).collect::<Result<Times>>()?;
     let first = [vms.run(&[])?].into_iter().collect::<Times>();
     vms.start_one()?;

@@ -1,13 +1,13 @@
 //! VMs of one image, with directories of this benchmark's own.
 
-use std::fs::{self, DirBuilder};
+use std::ffi::OsString;
+use std::fs;
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
-use volt_benches::scratch::Scratch;
+use volt_benches::image_host::ImageHost;
 use volt_benches::{OrSay, Result};
 
 use crate::faults::taken;
@@ -23,54 +23,21 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 /// See the module. VMs that run are killed on drop.
 pub struct Vms {
-    program: PathBuf,
-    environment: Vec<(&'static str, PathBuf)>,
-    /// The directory of warm snapshots.
-    warm: PathBuf,
+    host: ImageHost,
     /// Options of `run`, and the image.
-    image: Vec<String>,
+    image: Vec<OsString>,
     command: Vec<String>,
 }
 
 impl Vms {
-    /// Makes the directories.
-    pub fn new(scratch: &Scratch, program: PathBuf, guest: &Path) -> Result<Self> {
-        let of_own = [("VOLT_RUN_DIR", "run"), ("XDG_DATA_HOME", "data"), ("HOME", "home")];
-        let mut environment = vec![("VOLT_GUEST", guest.to_owned())];
-        for (variable, name) in of_own {
-            let path = scratch.path(name);
-            DirBuilder::new().mode(0o700).create(&path).or_say("make a directory")?;
-            environment.push((variable, path));
-        }
-        let warm = scratch.path("data/volt-vmm/warm");
-        Ok(Self { program, environment, warm, image: Vec::new(), command: Vec::new() })
-    }
-
-    /// Names the image, and what runs in its VMs.
-    pub fn of_image(mut self, image: &str, options: &[String], command: &[String]) -> Self {
-        self.image = options.iter().cloned().chain([image.to_owned()]).collect();
-        self.command = command.to_vec();
-        self
-    }
-
-    fn command<'w>(&self, words: impl IntoIterator<Item = &'w str>) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(words).envs(self.environment.iter().cloned()).stdin(Stdio::null());
-        command
-    }
-
-    /// Runs a command to its end.
-    fn to_end(&self, words: &[&str]) -> Result<()> {
-        let output = self.command(words.iter().copied()).output().or_say("run volt-vmm")?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(format!("{}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr))),
-        }
+    /// Names the VMs' options and image, and what runs in them.
+    pub fn new(host: ImageHost, image: Vec<OsString>, command: Vec<String>) -> Self {
+        Self { host, image, command }
     }
 
     /// Runs a command to its end. Returns the time to the first byte of its output.
-    fn first_byte<'w>(&self, words: impl IntoIterator<Item = &'w str>) -> Result<Duration> {
-        let mut command = self.command(words);
+    fn first_byte<W: Into<OsString>>(&self, words: impl IntoIterator<Item = W>) -> Result<Duration> {
+        let mut command = self.host.command(words);
         let start = Instant::now();
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().or_say("run volt-vmm")?;
@@ -84,9 +51,8 @@ impl Vms {
         }
     }
 
-    /// Stores the image.
-    pub fn load(&self, archive: &Path) -> Result<()> {
-        self.to_end(&["image", "load", &archive.display().to_string()])
+    fn to_end<W: Into<OsString>>(&self, words: impl IntoIterator<Item = W>) -> Result<()> {
+        self.host.output(words).map(drop)
     }
 
     /// Runs the command in a new VM, which logs its phases to a file. Returns the time of the call, that to
@@ -101,8 +67,10 @@ impl Vms {
 
     /// Runs the command in a new VM.
     pub fn run(&self, options: &[&str]) -> Result<Duration> {
-        let words = ["run", "--rm"].into_iter().chain(options.iter().copied());
-        self.first_byte(words.chain(self.image.iter().chain(&self.command).map(String::as_str)))
+        let words = ["run", "--rm"].iter().chain(options).map(OsString::from);
+        self.first_byte(
+            words.chain(self.image.iter().cloned()).chain(self.command.iter().map(OsString::from)),
+        )
     }
 
     /// Starts the VM that goes on.
@@ -111,14 +79,13 @@ impl Vms {
     }
 
     fn start(&self, name: &str) -> Result<()> {
-        let words = ["run", "--detach", "--name", name].into_iter();
-        let words = words.chain(self.image.iter().map(String::as_str)).chain(SLEEP);
-        self.to_end(&words.collect::<Vec<_>>())
+        let words = ["run", "--detach", "--name", name].into_iter().map(OsString::from);
+        self.to_end(words.chain(self.image.iter().cloned()).chain(SLEEP.map(OsString::from)))
     }
 
     /// Removes the working sets of warm snapshots.
     pub fn forget_working_sets(&self) -> Result<()> {
-        let snapshots = fs::read_dir(&self.warm).or_say("list warm snapshots")?.flatten();
+        let snapshots = fs::read_dir(self.host.data("warm")).or_say("list warm snapshots")?.flatten();
         for snapshot in snapshots {
             match fs::remove_file(snapshot.path().join("working-set")) {
                 Err(error)
@@ -143,7 +110,7 @@ impl Vms {
         let before = taken().unwrap_or(0);
         self.start(COUNTED)?;
         let acted = act(COUNTED, before);
-        self.to_end(&["rm", "--force", COUNTED])?;
+        self.to_end(["rm", "--force", COUNTED])?;
         acted
     }
 
@@ -152,12 +119,12 @@ impl Vms {
         let before = taken().unwrap_or(0);
         self.fork()?;
         let acted = act(CHILD, before);
-        self.to_end(&["rm", "--force", CHILD])?;
+        self.to_end(["rm", "--force", CHILD])?;
         acted
     }
 
     fn fork(&self) -> Result<()> {
-        self.to_end(&["fork", "--quiesce", "--require-agent", "--name", CHILD, RUNNING])
+        self.to_end(["fork", "--quiesce", "--require-agent", "--name", CHILD, RUNNING])
     }
 
     /// Runs the command in a VM that runs.
@@ -171,7 +138,7 @@ impl Vms {
         self.fork()?;
         let forked = start.elapsed();
         let took = forked + self.exec(CHILD)?;
-        self.to_end(&["rm", "--force", CHILD])?;
+        self.to_end(["rm", "--force", CHILD])?;
         Ok(took)
     }
 }
@@ -179,6 +146,6 @@ impl Vms {
 impl Drop for Vms {
     fn drop(&mut self) {
         // The end of the benchmark reports nothing any more.
-        let _ = self.to_end(&["rm", "--force", RUNNING, COUNTED, CHILD]);
+        let _ = self.to_end(["rm", "--force", RUNNING, COUNTED, CHILD]);
     }
 }
