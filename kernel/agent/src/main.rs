@@ -24,6 +24,7 @@ mod group_signal;
 mod host;
 mod init;
 mod kept;
+mod kernel_file;
 mod limits;
 mod link;
 mod messages;
@@ -45,8 +46,14 @@ mod vsock;
 
 use std::process::ExitCode;
 
+/// Control group of the main process, of commands and of hooks, which stand still together.
+const WORKLOAD: &str = "/sys/fs/cgroup/volt/workload";
 /// Control group of all commands. Process 1 makes it, and the agent a group for each command below.
-const COMMANDS: &str = "/sys/fs/cgroup/volt/commands";
+const COMMANDS: &str = "/sys/fs/cgroup/volt/workload/commands";
+
+/// musl's allocator gives freed memory back at once, and so takes two system calls for many a request.
+#[global_allocator]
+static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
     if std::process::id() == 1 {

@@ -261,11 +261,11 @@ fn kill_of_a_command_reaches_descendants_with_sessions_of_their_own() {
         assert_eq!(running.join().unwrap().end["status"], "signal: killed");
     });
     wait_until("all have ended", || sleepers() == "0\n");
-    let groups = vm.run("cat /proc/self/cgroup; ls -d /sys/fs/cgroup/volt/commands/*/").stdout;
+    let groups = vm.run("cat /proc/self/cgroup; ls -d /sys/fs/cgroup/volt/workload/commands/*/").stdout;
     let groups = String::from_utf8(groups).unwrap();
     let (own, all) = groups.split_once('\n').unwrap();
     let own = own.strip_prefix("0::").unwrap();
-    assert!(own.starts_with("/volt/commands/"), "{own}");
+    assert!(own.starts_with("/volt/workload/commands/"), "{own}");
     assert_eq!(all, format!("/sys/fs/cgroup{own}/\n"));
     let signal = json!({"tag": "main", "signal": 9}).to_string();
     assert_eq!(vm.ask("/volt/signal", &[], signal.as_bytes()).0, 204);

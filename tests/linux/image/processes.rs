@@ -54,7 +54,7 @@ fn main_process_has_identity_environment_and_surroundings_of_the_job() {
             "127.0.0.1\tlocalhost",
             "10.0.0.2 database",
             "nameserver 10.0.0.1",
-            "0::/volt/main",
+            "0::/volt/workload/main",
             // IFF_UP and IFF_LOOPBACK.
             "0x9",
             "1024",

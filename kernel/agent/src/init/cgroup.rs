@@ -1,21 +1,22 @@
-//! Control groups: one of the main process, one of the agent, and one of the agent's commands.
+//! Control groups: one of the agent, and one of the workload, which has the main process and the agent's
+//! commands in groups of their own.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 
-use crate::COMMANDS;
+use crate::{COMMANDS, WORKLOAD};
 
 /// Parent of these groups. It has no processes of its own, as version 2 demands of a group with controllers.
 const PARENT: &str = "/sys/fs/cgroup/volt";
 /// Group of the main process and its children.
-pub(super) const MAIN: &str = "/sys/fs/cgroup/volt/main";
+pub(super) const MAIN: &str = "/sys/fs/cgroup/volt/workload/main";
 /// Group of the agent.
 pub(super) const AGENT: &str = "/sys/fs/cgroup/volt/agent";
 
 /// Makes the groups.
 pub(super) fn make() -> Result<(), String> {
-    let made = fs::create_dir_all(PARENT)
-        .and_then(|()| ["/sys/fs/cgroup", PARENT].into_iter().try_for_each(pass_on_controllers))
+    let made = fs::create_dir_all(WORKLOAD)
+        .and_then(|()| ["/sys/fs/cgroup", PARENT, WORKLOAD].into_iter().try_for_each(pass_on_controllers))
         .and_then(|()| [MAIN, AGENT, COMMANDS].into_iter().try_for_each(fs::create_dir_all));
     made.map_err(|error| format!("cannot make control groups in {PARENT}: {error}"))
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use volt_job::quiet::Frozen;
 
 use super::groups::{ROOT, of_workload};
+use crate::kernel_file;
 
 /// Time between two looks whether all is frozen.
 const STEP: Duration = Duration::from_micros(500);
@@ -18,8 +19,7 @@ const STEP: Duration = Duration::from_micros(500);
 /// # Errors
 /// A process does not freeze in time; the error names it. The workload then runs.
 pub fn freeze(patience: Duration) -> Result<Frozen, String> {
-    let frozen = see_frozen(patience)?;
-    let groups = of_workload();
+    let (groups, frozen) = frozen_after(patience)?;
     let late = groups.iter().find(|group| !frozen.frozen.contains(&name(group)));
     let Some(late) = late else { return Ok(frozen) };
     let problem = stuck(late).unwrap_or_else(|| format!("the control group {} does not freeze", name(late)));
@@ -35,6 +35,11 @@ pub fn freeze(patience: Duration) -> Result<Frozen, String> {
 /// # Errors
 /// The kernel refuses. The workload then runs.
 pub fn see_frozen(patience: Duration) -> Result<Frozen, String> {
+    frozen_after(patience).map(|(_, frozen)| frozen)
+}
+
+/// Freezes the workload. Returns its groups, and those that stand still after at most this time.
+fn frozen_after(patience: Duration) -> Result<(Vec<PathBuf>, Frozen), String> {
     let groups = of_workload();
     if groups.is_empty() {
         return Err(format!("no control groups of a workload in {ROOT}"));
@@ -47,7 +52,8 @@ pub fn see_frozen(patience: Duration) -> Result<Frozen, String> {
     loop {
         let frozen: Vec<_> = groups.iter().filter(|group| is_frozen(group)).collect();
         if frozen.len() == groups.len() || Instant::now() >= end {
-            return Ok(Frozen { frozen: frozen.into_iter().map(|group| name(group)).collect() });
+            let frozen = Frozen { frozen: frozen.into_iter().map(|group| name(group)).collect() };
+            return Ok((groups, frozen));
         }
         sleep(STEP);
     }
@@ -65,7 +71,7 @@ pub fn thaw() -> Result<(), String> {
 fn set(groups: &[PathBuf], state: &str) -> Result<(), String> {
     let mut first = Ok(());
     for group in groups {
-        match fs::write(group.join("cgroup.freeze"), state) {
+        match kernel_file::write(group.join("cgroup.freeze"), state) {
             Err(error) if !is_gone(&error) => first = first.and(Err(format!("{}: {error}", name(group)))),
             _ => {}
         }
@@ -80,7 +86,7 @@ fn is_gone(error: &io::Error) -> bool {
 
 /// Tells whether all processes of a group stand still. It holds for a group that is gone.
 fn is_frozen(group: &Path) -> bool {
-    match fs::read_to_string(group.join("cgroup.events")) {
+    match kernel_file::read(group.join("cgroup.events")) {
         Ok(events) => events.lines().any(|line| line == "frozen 1"),
         Err(error) => is_gone(&error),
     }

@@ -1,7 +1,11 @@
 //! The control groups of the workload.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::{WORKLOAD, kernel_file};
 
 /// The root of all groups of version 2.
 pub(super) const ROOT: &str = "/sys/fs/cgroup";
@@ -9,20 +13,29 @@ pub(super) const ROOT: &str = "/sys/fs/cgroup";
 /// Returns the topmost groups that hold neither process 1 nor the agent. An image's own init, such as
 /// systemd, has groups of its own beside those of ours.
 pub(super) fn of_workload() -> Vec<PathBuf> {
-    let protected: Vec<_> = ["1", "self"].into_iter().filter_map(group_of).collect();
+    let protected: Vec<_> = [group_of("1"), own()].into_iter().flatten().collect();
     below(Path::new(ROOT), &protected)
 }
 
 /// Returns the group of the hooks before a snapshot, which is frozen with the workload: a hook may leave
 /// processes behind.
 pub(super) fn of_hooks() -> Option<PathBuf> {
-    let group = group_of("self")?.parent()?.join("hooks");
-    fs::create_dir_all(&group).ok().map(|()| group)
+    let group = Path::new(WORKLOAD).join("hooks");
+    match fs::create_dir(&group) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => None,
+        _ => Some(group),
+    }
+}
+
+/// Returns the group of this process, which it never leaves.
+fn own() -> Option<PathBuf> {
+    static OWN: OnceLock<Option<PathBuf>> = OnceLock::new();
+    OWN.get_or_init(|| group_of("self")).clone()
 }
 
 /// Returns the group of a process.
 fn group_of(process: &str) -> Option<PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+    let text = kernel_file::read(format!("/proc/{process}/cgroup")).ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
     Some(Path::new(ROOT).join(path))
 }
@@ -55,7 +68,7 @@ mod tests {
     #[test]
     fn groups_beside_those_of_the_agent_and_of_process_1_are_found() {
         let root = Scratch::new();
-        for group in ["volt/agent", "volt/main/inner", "volt/commands/1", "init.scope", "system.slice/a"] {
+        for group in ["volt/agent", "volt/workload/main/inner", "init.scope", "system.slice/a"] {
             fs::create_dir_all(root.path(group)).unwrap();
         }
         fs::write(root.path("cgroup.procs"), "").unwrap();
@@ -64,7 +77,7 @@ mod tests {
             let found = below(&root.path(""), &protected).into_iter();
             found.map(|path| path.strip_prefix(root.path("")).unwrap().display().to_string()).collect()
         };
-        let others = ["system.slice", "volt/commands", "volt/main"];
+        let others = ["system.slice", "volt/workload"];
         assert_eq!(found(&["init.scope", "volt/agent"]), others);
         // Process 1 of ours is in the root group.
         assert_eq!(found(&["", "volt/agent"]), [&["init.scope"][..], &others].concat());

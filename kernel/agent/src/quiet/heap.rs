@@ -4,19 +4,32 @@
 use std::fs;
 use std::ops::Range;
 
+use crate::kernel_file;
+
 /// `MADV_COLLAPSE` of linux/mman.h, since Linux 6.1.
 const COLLAPSE: libc::c_int = 25;
 /// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
+const PAGE: usize = 4096;
 
 /// Asks the kernel to put private memory of this process into huge pages. Kernels that cannot leave it as it
 /// is.
 pub fn collapse() {
+    if !may_have_huge_pages(&kernel_file::read("/proc/self/statm").unwrap_or_default()) {
+        return;
+    }
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     for range in maps.lines().filter_map(private_memory) {
         // SAFETY: the call changes no content, and fails for a range that is no longer mapped.
         unsafe { libc::madvise(range.start as *mut libc::c_void, range.len(), COLLAPSE) };
     }
+}
+
+/// Whether this process has enough private memory, by the text of statm (proc_pid_statm(5)). The list of its
+/// mappings takes ten times as long to read.
+fn may_have_huge_pages(statm: &str) -> bool {
+    let pages = statm.split(' ').nth(5).and_then(|pages| pages.parse().ok());
+    pages.is_none_or(|pages: usize| pages * PAGE >= HUGE)
 }
 
 /// The whole huge pages of a line of maps, if it is one of private memory without a file.
@@ -35,6 +48,13 @@ fn private_memory(line: &str) -> Option<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn process_of_little_memory_is_left_as_it_is() {
+        assert!(!may_have_huge_pages("900 700 300 600 0 511 0\n"));
+        assert!(may_have_huge_pages("900 700 300 600 0 512 0\n"));
+        assert!(may_have_huge_pages(""), "its maps tell");
+    }
 
     #[test]
     fn whole_huge_pages_of_private_memory_are_found() {

@@ -17,12 +17,13 @@ const STEP: Duration = Duration::from_millis(2);
 /// The path of programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Runs the programs in a directory, one after another in the order of their names, in a control group if one
-/// is given. Returns the failures. All of them share one limit of time.
-pub(super) fn run(directory: &str, group: Option<&Path>) -> Vec<String> {
+/// Runs the programs in a directory, one after another in the order of their names, in a control group if
+/// `group` gives one. Returns the failures. All of them share one limit of time.
+pub(super) fn run(directory: &str, group: impl FnOnce() -> Option<PathBuf>) -> Vec<String> {
     let end = Instant::now() + Duration::from_secs(HOOKS_SECONDS);
     let programs = programs(Path::new(directory));
-    programs.iter().filter_map(|program| run_one(program, group, end).err()).collect()
+    let group = if programs.is_empty() { None } else { group() };
+    programs.iter().filter_map(|program| run_one(program, group.as_deref(), end).err()).collect()
 }
 
 /// The files that may be executed. Names that begin with a dot or end with a tilde are left out, as those of
@@ -102,11 +103,11 @@ mod tests {
         add("05-data", &note("data"), 0o644);
         add(".hidden", &note("hidden"), 0o755);
         add("30-old~", &note("old"), 0o755);
-        let problems = run(dir.path("").to_str().unwrap(), None);
+        let problems = run(dir.path("").to_str().unwrap(), || None);
         assert_eq!(fs::read_to_string(dir.path("ran")).unwrap(), "first\nlast\n");
         assert_eq!(problems.len(), 1);
         assert!(problems[0].ends_with("15-fails failed: exit status: 3"), "{problems:?}");
-        assert!(run("/no/such/directory", None).is_empty());
+        assert!(run("/no/such/directory", || unreachable!("there are no programs")).is_empty());
     }
 
     #[test]

@@ -1,7 +1,11 @@
 //! Names that tell one VM from another.
 
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
 
 const HOSTNAME: &str = "/etc/hostname";
 const HOSTS: &str = "/etc/hosts";
@@ -24,19 +28,23 @@ pub(super) fn set_machine_id(id: &str) -> Result<(), String> {
     replace(MACHINE_ID, |_| format!("{id}\n"))
 }
 
-/// Rewrites a file, if it is there.
+/// Rewrites a file, if it is there. Its place on the disk stays: another file beside it, and a rename, would
+/// take the guest ten times as long.
 fn replace(path: &str, change: impl FnOnce(&str) -> String) -> Result<(), String> {
-    let changed = match fs::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        read => read.and_then(|old| {
-            // A full disk leaves the old file.
-            let new = format!("{path}.volt-new");
-            fs::write(&new, change(&String::from_utf8_lossy(&old)))?;
-            fs::set_permissions(&new, fs::metadata(path)?.permissions())?;
-            fs::rename(&new, path)
-        }),
+    let rewrite = |mut file: File| {
+        let mut old = Vec::new();
+        file.read_to_end(&mut old)?;
+        let new = change(&String::from_utf8_lossy(&old)).into_bytes();
+        if new != old {
+            file.write_all_at(&new, 0)?;
+        }
+        if new.len() < old.len() { file.set_len(new.len() as u64) } else { Ok(()) }
     };
-    changed.map_err(|error| format!("{path}: {error}"))
+    let rewritten = match open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        opened => opened.map_err(Into::into).and_then(|opened| rewrite(File::from(opened))),
+    };
+    rewritten.map_err(|error| format!("{path}: {error}"))
 }
 
 /// The lines of `hosts` with another name of the host itself.
@@ -57,6 +65,19 @@ mod tests {
         let hosts = "127.0.0.1\tlocalhost\n127.0.1.1\told\n10.0.0.2 old\n";
         assert_eq!(with_name(hosts, "new"), "127.0.0.1\tlocalhost\n127.0.1.1\tnew\n10.0.0.2 old\n");
         assert_eq!(with_name("", "new"), "");
+    }
+
+    #[test]
+    fn file_is_rewritten_in_its_place_and_a_missing_one_is_not_made() {
+        let dir = crate::scratch::Scratch::new();
+        let path = dir.path("file");
+        let path = path.to_str().unwrap();
+        replace(path, |_| "new".to_owned()).unwrap();
+        std::fs::write(path, "a long old name\n").unwrap();
+        for new in ["short\n", "a name that is longer\n", "same\n", "same\n"] {
+            replace(path, |_| new.to_owned()).unwrap();
+            assert_eq!(std::fs::read_to_string(path).unwrap(), new);
+        }
     }
 
     #[test]

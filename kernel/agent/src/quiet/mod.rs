@@ -29,7 +29,7 @@ const AFTER: &str = "/etc/volt/post-restore.d";
 /// # Errors
 /// A hook fails, or a process does not freeze in time. The workload then runs.
 pub fn quiesce(hooks: bool) -> Result<Frozen, String> {
-    if hooks && let Some(problem) = hooks::run(BEFORE, groups::of_hooks().as_deref()).into_iter().next() {
+    if hooks && let Some(problem) = hooks::run(BEFORE, groups::of_hooks).into_iter().next() {
         return Err(problem);
     }
     let frozen = freeze(Duration::from_millis(FREEZE_MS))?;
@@ -53,7 +53,7 @@ pub fn wake(wake: &Wake) -> Woken {
     }
     if wake.hooks {
         // The group of the other hooks is frozen.
-        problems.extend(hooks::run(AFTER, None));
+        problems.extend(hooks::run(AFTER, || None));
     }
     Woken { problems, now: nanoseconds() }
 }
