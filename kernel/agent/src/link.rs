@@ -41,7 +41,8 @@ pub enum ToInit {
 pub enum ToAgent {
     /// The main process runs. Its streams come along. A new agent gets this at once.
     Running(Box<Running>),
-    /// Process 1 executes the image's init, which closes the link. [`ToAgent::NotStarted`] comes if that fails.
+    /// Process 1 executes the image's init, which closes the link. [`ToAgent::NotStarted`] follows if that
+    /// fails.
     BecomesInit,
     /// The main process did not start.
     NotStarted(Ended),

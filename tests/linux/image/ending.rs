@@ -85,7 +85,8 @@ fn agent_that_dies_is_started_again_in_its_own_group() {
 #[test]
 fn agent_takes_little_of_initramfs_and_memory() {
     needs!(linux, agent);
-    let text = "agent=$(cat /sys/fs/cgroup/volt/agent/cgroup.procs); echo size $(stat -Lc %s /proc/$agent/exe); \
+    let text = "agent=$(cat /sys/fs/cgroup/volt/agent/cgroup.procs); \
+                echo size $(stat -Lc %s /proc/$agent/exe); \
                 echo resident $(busybox sed -n 's/VmRSS:[^0-9]*//p' /proc/$agent/status)";
     let (ended, lines) = run_job(&Job { agent: true, ..job(script(text)) });
     assert_eq!(ended, "exit 0", "{lines:#?}");
