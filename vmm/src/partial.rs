@@ -101,6 +101,7 @@ pub fn remove_abandoned_files(parent: &Path, name: &str) {
 }
 
 /// Removes this user's files in `parent` that killed writers left, whatever their name was to be.
+#[cfg(any(feature = "internal", test))]
 pub fn remove_all_abandoned_files(parent: &Path) {
     remove_abandoned(parent, Kind::File, |name| base_of(name).is_some_and(|base| !base.is_empty()));
 }

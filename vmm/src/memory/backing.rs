@@ -65,7 +65,7 @@ impl Backing {
             None => PageSize::Small,
         };
         let over = pages.as_ref().map(|over| Arc::clone(&over.pages));
-        let base = Base { file, private_to, over, page_size };
+        let base = Base { file, private_to, over, has_anonymous_holes: false, page_size };
         let sharing = if base.private_to > 0 { MapFlags::PRIVATE } else { MapFlags::SHARED };
         for region in ram.regions() {
             let range = region.offset..region.offset + region.len;
@@ -147,10 +147,32 @@ fn map_with(ram: &GuestRam, range: Range<u64>, base: &File, flags: MapFlags) -> 
     let flags = MapFlags::FIXED | flags;
     // SAFETY: the range is part of the one that `ram` reserved for this purpose, so nothing else is replaced.
     unsafe { rustix::mm::mmap(start.cast(), len, access, flags, base, range.start) }?;
+    leave_out(start, len)
+}
+
+/// Excludes mapped memory from forked processes and from core dumps.
+fn leave_out(start: *mut u8, len: usize) -> rustix::io::Result<()> {
     for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
         // SAFETY: this advice affects only forked processes and core dumps.
         unsafe { rustix::mm::madvise(start.cast(), len, advice) }?;
     }
+    Ok(())
+}
+
+/// Maps memory of zeros over a part of guest memory, in huge pages if the host's policy allows. Excluded as
+/// that of [`map`].
+pub(super) fn map_anonymous(ram: &GuestRam, range: Range<u64>) -> Result<()> {
+    let (start, len) = (ram.host_address_of(range.start), (range.end - range.start) as usize);
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::FIXED | MapFlags::NORESERVE | MapFlags::PRIVATE;
+    // SAFETY: as in `map_with`.
+    let mapped = unsafe { rustix::mm::mmap_anonymous(start.cast(), len, access, flags) };
+    mapped
+        .and_then(|_| leave_out(start, len))
+        .map_err(|errno| Error::host(format!("map {} KiB of guest memory", len >> 10), errno))?;
+    // SAFETY: advice about a mapping does not change its content. A kernel without huge pages refuses it,
+    // which does no harm.
+    let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxHugepage) };
     Ok(())
 }
 

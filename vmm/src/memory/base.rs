@@ -53,6 +53,9 @@ pub struct Base {
     pub private_to: u64,
     /// Pages laid over the file.
     pub over: Option<Arc<PageSet>>,
+    /// Whether anonymous memory is mapped where the file has holes. A page that the guest has not written may
+    /// then count as private, with zeros.
+    pub has_anonymous_holes: bool,
     /// Size of its pages. One of huge pages is never frozen: private copies of them could exhaust the host's
     /// pool, and a guest whose write finds it empty would end. Captures copy all of such memory.
     pub page_size: PageSize,

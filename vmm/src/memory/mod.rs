@@ -23,6 +23,7 @@ pub mod page_set;
 
 pub mod backing;
 pub mod base;
+pub mod holes;
 pub mod overwrite;
 pub mod own_writes;
 pub mod prefault;

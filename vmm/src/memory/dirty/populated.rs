@@ -30,6 +30,7 @@ pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
     let pages = all_private_pages(ram)?;
     match ram.faults().map(|faults| faults.handler().fills()) {
         Some(FilledPages::Base) => without_zeros(ram, &pages),
+        None if ram.base().has_anonymous_holes => without_zeros(ram, &pages),
         Some(FilledPages::Vm) | None => Ok(pages),
     }
 }
@@ -41,7 +42,8 @@ pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
 /// The pagemap cannot be read, or a page.
 pub fn pages_over_complete(ram: &GuestRam) -> Result<PageSet> {
     let pages = if ram.is_huge() { mapped_pages(ram)? } else { all_private_pages(ram)? };
-    if ram.is_huge() || ram.faults().is_some() { without_zeros(ram, &pages) } else { Ok(pages) }
+    let may_be_zero = ram.is_huge() || ram.faults().is_some() || ram.base().has_anonymous_holes;
+    if may_be_zero { without_zeros(ram, &pages) } else { Ok(pages) }
 }
 
 fn all_private_pages(ram: &GuestRam) -> Result<PageSet> {
@@ -54,9 +56,9 @@ fn laid_over(ram: &GuestRam) -> PageSet {
     ram.base().over.map_or_else(|| PageSet::none(ram.len()), |over| (*over).clone())
 }
 
-/// Leaves out pages of zeros. A base that page faults fill maps its zero pages as private ones, which the
-/// pagemap shows like any other. Pages that the guest zeroed where the base has zeros are equal to the base's
-/// too.
+/// Leaves out pages of zeros. A base that page faults fill maps its zero pages as private ones, and anonymous
+/// holes have them too, which the pagemap shows like any other. Pages that the guest zeroed where the base
+/// has zeros are equal to the base's too.
 fn without_zeros(ram: &GuestRam, pages: &PageSet) -> Result<PageSet> {
     let failed = |source| Error::host("look at pages of guest memory", source);
     let laid_over = laid_over(ram);

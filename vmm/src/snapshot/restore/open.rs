@@ -16,6 +16,7 @@ use crate::machine::{Machine, MachineState};
 use crate::memory::backing::{Backing, prefer_huge_pages};
 use crate::memory::base::OverlayPages;
 use crate::memory::files::lease::Leases;
+use crate::memory::holes;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::pager::handler::MemoryHandler;
@@ -349,6 +350,7 @@ impl Snapshot {
         let shell = shell(pooled, shape, backing, first)?;
         if config.huge_pages == HugePages::Transparent && shell.ram.faults().is_none() {
             prefer_huge_pages(&shell.ram);
+            holes::prefer_huge_pages(&shell.ram)?;
         }
         shell.end_vm_on_fault_failure();
         phases.machine = clock.phase_done();
