@@ -11,6 +11,8 @@ use std::fs::{self, DirBuilder, DirEntry, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use super::lock::{self, Part};
 use super::name::VmName;
@@ -20,6 +22,10 @@ use super::vm_dir::{self, VmDir};
 use super::{files, outcome};
 use crate::failure::Failure;
 
+/// How long the process that opens files for a VM may outlive a start that failed. It has the VM's lock too.
+const TO_END: Duration = Duration::from_secs(2);
+/// Time between two looks whether it has ended.
+const STEP: Duration = Duration::from_millis(2);
 /// Attempts to make up a name that is free.
 const ATTEMPTS: usize = 1000;
 
@@ -182,10 +188,15 @@ impl Drop for Claim {
         if self.is_kept {
             return;
         }
+        // A child of a fork may live although its parent was killed before it answered.
+        let lives = || lock::is_held(&self.lock).unwrap_or(true);
+        let end = Instant::now() + TO_END;
+        while lives() && Instant::now() < end {
+            sleep(STEP);
+        }
         let _lock = self.root.lock();
-        // A child of a fork may live although its parent was killed before it answered. Another VM may have
-        // the name if the directory was removed meanwhile.
-        let lives = lock::is_held(&self.lock).unwrap_or(true);
+        let lives = lives();
+        // Another VM may have the name if the directory was removed meanwhile.
         let is_another = |record: Record| record.id != self.record.id;
         if !lives && !vm_dir::read_record(&self.directory).is_some_and(is_another) {
             // A file that stays does not keep the name: no record is left.
@@ -342,6 +353,20 @@ mod tests {
         assert!(!root.remove(&record).unwrap(), "it is gone already");
         drop(claim(&root, "web").unwrap());
         assert!(!root.path().join("web").exists(), "a dropped claim leaves nothing");
+    }
+
+    #[test]
+    fn last_process_of_a_failed_start_may_end_a_little_later() {
+        let (_dir, root) = scratch();
+        let failed = claim(&root, "web").unwrap();
+        let (_, life) = enter(failed.directory()).unwrap();
+        let process = thread::spawn(move || {
+            sleep(Duration::from_millis(50));
+            drop(life);
+        });
+        drop(failed);
+        assert!(!root.path().join("web").exists());
+        process.join().unwrap();
     }
 
     #[test]
