@@ -17,6 +17,7 @@ mod snapshot;
 use std::env;
 use std::error::Error;
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ use fctools::runtime::tokio::TokioRuntime;
 use fctools::vm::api::VmApi;
 use fctools::vm::configuration::{InitMethod, VmConfiguration, VmConfigurationData};
 use fctools::vm::models::{BootSource, Drive, MachineConfiguration};
-use fctools::vm::shutdown::{VmShutdownAction, VmShutdownMethod};
+use fctools::vm::shutdown::{VmShutdownAction, VmShutdownError, VmShutdownMethod};
 use fctools::vm::{Vm, VmState};
 use fctools::vmm::arguments::jailer::JailerArguments;
 use fctools::vmm::arguments::{VmmApiSocket, VmmArguments};
@@ -34,6 +35,7 @@ use fctools::vmm::executor::jailed::{FlatVirtualPathResolver, JailedVmmExecutor}
 use fctools::vmm::id::VmmId;
 use fctools::vmm::installation::VmmInstallation;
 use fctools::vmm::ownership::VmmOwnershipModel;
+use fctools::vmm::process::{VmmProcessError, VmmProcessState};
 use fctools::vmm::resource::system::ResourceSystem;
 use fctools::vmm::resource::{MovedResourceType, ResourceType};
 
@@ -41,6 +43,8 @@ type Resources = ResourceSystem<DirectProcessSpawner, TokioRuntime>;
 type Executor = JailedVmmExecutor<FlatVirtualPathResolver>;
 type Machine<E> = Vm<E, DirectProcessSpawner, TokioRuntime>;
 
+/// SIGKILL.
+const KILL: i32 = 9;
 /// Longest wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Place of the API's socket in the jail.
@@ -129,8 +133,14 @@ async fn shut_down<E: VmmExecutor>(
     method: VmShutdownMethod,
 ) -> Result<(), Box<dyn Error>> {
     let action = VmShutdownAction { method, timeout: Some(PATIENCE), graceful: false };
-    let outcome = vm.shutdown([action]).await?;
-    println!("ended: {:?}", outcome.exit_status);
+    let status = match vm.shutdown([action]).await {
+        // It kills, and then refuses to wait for a process that has ended meanwhile.
+        Err(VmShutdownError::WaitForExitError(VmmProcessError::IncorrectState(
+            VmmProcessState::Crashed(status),
+        ))) if status.signal() == Some(KILL) => status,
+        outcome => outcome?.exit_status,
+    };
+    println!("ended: {status:?}");
     Ok(())
 }
 
