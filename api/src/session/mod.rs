@@ -191,10 +191,12 @@ impl Session {
         let server = self.serve()?;
         match self.image.take() {
             Some(image) => {
-                if image.keeps_working_set {
+                let keeps_working_set = image.keeps_working_set;
+                self.writer = image.take(vm)?;
+                // Its time begins when the command may start.
+                if keeps_working_set {
                     note_working_set(vm);
                 }
-                self.writer = image.take(vm)?;
             }
             None => guest_agent::wake(vm, self.requires_agent)?,
         }
@@ -256,7 +258,7 @@ impl Session {
 
 /// How long a command may be silent before its VM's working set is kept. A server, and the main process of a
 /// sandbox, may never print anything.
-const SILENT: Duration = Duration::from_secs(1);
+const SILENT: Duration = Duration::from_secs(10);
 
 /// Lets the first VM that is restored from a warm snapshot keep what its guest touches up to the first output
 /// of its command: later ones have these pages from the start.

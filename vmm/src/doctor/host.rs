@@ -207,11 +207,15 @@ fn overcommit() -> Finding {
 }
 
 fn huge_pages() -> Finding {
-    let transparent = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-    let chosen = transparent.split(['[', ']']).nth(1).unwrap_or("absent").to_owned();
+    let chosen = |policy: &str| {
+        let text = read(&format!("/sys/kernel/mm/transparent_hugepage/{policy}"));
+        text.split(['[', ']']).nth(1).unwrap_or("absent").to_owned()
+    };
+    let (shared, others) = (chosen("shmem_enabled"), chosen("enabled"));
     let reserved = read("/proc/sys/vm/nr_hugepages");
     Finding::available(format!(
-        "huge pages: {reserved} reserved, transparent ones for shared memory: {chosen} (optional)"
+        "huge pages: {reserved} reserved, transparent ones for shared memory: {shared}, for holes of \
+         restored VMs: {others} (optional)"
     ))
 }
 

@@ -10,32 +10,35 @@
 //! anonymous memory may stand for holes; the host's policy decides whether its pages are huge
 //! (/sys/kernel/mm/transparent_hugepage/enabled: `madvise` suffices, which is the usual one).
 
-use crate::error::{Error, Result};
+use std::cmp::Reverse;
+
+use crate::error::Result;
 use crate::memory::backing::map_anonymous;
 use crate::memory::base::PageSize;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 
 /// The most mappings of holes. Each takes the kernel some microseconds, and splits that of the file in two.
-const MOST: usize = 1024;
+const MOST: usize = 256;
 
-/// Maps anonymous memory over the holes of a private base, where a huge page fits. Nothing has touched them
-/// yet. Pages laid over the base stay.
+/// Maps anonymous memory over the largest holes of a private base, where a huge page fits. Nothing has
+/// touched them yet. Pages laid over the base stay. Does nothing if the file system does not tell where holes
+/// are.
 ///
 /// # Errors
-/// The file system does not tell where holes are, or the host refuses memory.
+/// The host refuses memory.
 pub fn prefer_huge_pages(ram: &GuestRam) -> Result<()> {
-    let failed = |source| Error::host("find the holes of guest memory", source);
+    let Ok(data) = ram.data_of_base() else { return Ok(()) };
     let mut taken = PageSet::none(ram.len());
-    ram.data_of_base().map_err(failed)?.into_iter().for_each(|data| taken.add(data));
+    data.into_iter().for_each(|data| taken.add(data));
     ram.base().over.iter().flat_map(|over| over.page_ranges()).for_each(|run| taken.add(run));
     let huge = PageSize::Huge.bytes();
     let regions = ram.regions().iter().map(|region| region.offset..region.offset + region.len);
     let gaps = regions.flat_map(|region| taken.gaps(region));
     let holes = gaps.map(|gap| gap.start.next_multiple_of(huge)..gap.end / huge * huge);
-    for hole in holes.filter(|hole| hole.start < hole.end).take(MOST) {
-        map_anonymous(ram, hole)?;
-    }
+    let mut holes: Vec<_> = holes.filter(|hole| hole.start < hole.end).collect();
+    holes.sort_unstable_by_key(|hole| Reverse(hole.end - hole.start));
+    holes.into_iter().take(MOST).try_for_each(|hole| map_anonymous(ram, hole))?;
     ram.change_base(|base| base.iter_mut().for_each(|base| base.has_anonymous_holes = true));
     Ok(())
 }
@@ -57,7 +60,7 @@ mod tests {
     use crate::memory::files::memfd::fresh;
 
     const HUGE: u64 = 2 << 20;
-    const SIZE: u64 = 16 * HUGE;
+    const SIZE: u64 = 48 * HUGE;
 
     /// Memory of 7 at the end of each range, and holes elsewhere.
     fn file_with(ends: &[u64]) -> Arc<File> {
@@ -106,7 +109,31 @@ mod tests {
         assert!(written.iter().all(|at| word(&other, *at) == 0));
         let mut pages = PageSet::none(SIZE);
         written.iter().for_each(|at| pages.add(*at..at + PAGE));
+        let is_reset = || written.iter().all(|at| word(&ram, *at) == 0) && word(&ram, 3 * HUGE - 8) == 7;
         reset(&ram, &pages, None).unwrap();
-        assert!(written.iter().all(|at| word(&ram, *at) == 0) && word(&ram, 3 * HUGE - 8) == 7);
+        assert!(is_reset());
+        // As many pages as all are dropped, and not copied.
+        written.iter().for_each(|at| ram.guest().write_obj(9_u64, GuestAddress(*at)).unwrap());
+        pages.add(0..SIZE);
+        reset(&ram, &pages, None).unwrap();
+        assert!(is_reset());
+    }
+
+    #[test]
+    fn hole_may_have_huge_pages_and_data_is_of_the_file() {
+        let ram = restored(&file_with(&[3 * HUGE]), None);
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mapping = |offset: u64| {
+            let beginning = format!("{:x}-", ram.host_address_of(offset) as u64);
+            let found = smaps.split_inclusive("VmFlags:").collect::<Vec<_>>();
+            let at = found.iter().position(|text| text.lines().any(|line| line.starts_with(&beginning)));
+            let at = at.unwrap_or_else(|| panic!("no mapping begins with {beginning}: {smaps}"));
+            let head = found[at].lines().find(|line| line.starts_with(&beginning)).unwrap();
+            let flags = found[at + 1].lines().next().unwrap();
+            (head.contains("memfd:"), flags.split(' ').any(|flag| flag == "hg"))
+        };
+        assert_eq!(mapping(0), (false, true));
+        assert!(mapping(2 * HUGE).0, "it has data");
+        assert_eq!(mapping(3 * HUGE), (false, true));
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::counters::faults::FaultMetrics;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::dirty::populated::{mapped_pages, private_pages};
+use crate::memory::dirty::populated::{held_pages, mapped_pages};
 use crate::memory::lazy::faults::Fetched;
 use crate::memory::lazy::prefetch::Reading;
 use crate::memory::ram::GuestRam;
@@ -65,7 +65,7 @@ impl Vm {
         let ram = &self.machine.work().ram;
         let base = ram.base().file.metadata();
         let base = base.map_err(|source| Error::host("look at the base of guest memory", source))?;
-        let private_bytes = private_pages(ram)?.len() * PAGE;
+        let private_bytes = held_pages(ram)?.len() * PAGE;
         let ahead = lock(&self.ahead);
         let list = match &*ahead {
             PrefetchState::Shared(runs) => Some(runs),

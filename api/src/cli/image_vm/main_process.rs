@@ -26,6 +26,11 @@ const INITS: [&str; 6] = [
     "/bin/systemd",
 ];
 
+/// Whether the user of `USER[:GROUP]` is root.
+fn is_root(user: &str) -> bool {
+    ["root", "0"].contains(&user.split(':').next().unwrap_or_default())
+}
+
 /// Describes the main process.
 ///
 /// # Errors
@@ -39,8 +44,11 @@ pub(super) fn of(image: &Image, args: &ImageArgs, is_detached: bool) -> Result<S
         return Err(Failure::config("command", "the image names no program; name one behind IMAGE"));
     }
     let is_init = INITS.contains(&argv[0].as_str());
-    if is_init && args.user.as_deref().is_some_and(|user| !["root", "0"].contains(&user)) {
+    if is_init && args.user.as_deref().is_some_and(|user| !is_root(user)) {
         return Err(Failure::config("user", "an init is process 1, and so root; leave out --user (-u)"));
+    }
+    if is_init && args.workdir.is_some() {
+        return Err(Failure::config("workdir", "an init begins at /; leave out --workdir (-w)"));
     }
     let config = image.config.config().as_ref();
     let of_image = |found: Option<&Option<String>>| found.cloned().flatten().unwrap_or_default();

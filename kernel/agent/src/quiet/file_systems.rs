@@ -1,12 +1,13 @@
 //! Freezes the file systems that are on disks: all that was written is on the disk, and further writes wait.
 #![allow(unsafe_code)]
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{Mode, OFlags, fstat, open};
 
-use crate::volumes::mounted;
+use crate::volumes::mounted::{self, Mounted};
 
 /// `FIFREEZE` of linux/fs.h.
 const FREEZE: libc::Ioctl = 0xc004_5877_u32 as libc::Ioctl;
@@ -57,19 +58,26 @@ pub fn thaw(upper: Option<BorrowedFd<'_>>) -> Result<(), String> {
     first
 }
 
-/// Opens a directory of each file system on a disk, those first that others may be in.
+/// Opens a directory of each file system on a disk, those first that others may be in. A directory of FUSE is
+/// not opened: its program may be frozen.
 fn on_disks(upper: Option<BorrowedFd<'_>>) -> Result<Vec<Found>, String> {
     let upper = upper.map(|upper| upper.try_clone_to_owned()).transpose();
     let upper = upper.map_err(|error| format!("cannot use the upper's directory: {error}"))?;
     let upper = upper.into_iter().map(|upper| ("the root's changes".to_owned(), upper));
-    let others = mounted::all().into_iter().filter(|mount| mount.source.starts_with(b"/"));
+    let is_on_disk = |mount: &Mounted| {
+        mount.source.starts_with(b"/") && !mount.source.starts_with(b"//") && !mount.kind.starts_with("fuse")
+    };
+    let others = mounted::all().into_iter().filter(is_on_disk);
     // A mount point that is a file, or of a program that has just unmounted it, is left out.
     let others = others.filter_map(|mount| {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let directory = open(mount.path.as_slice(), flags, Mode::empty()).ok()?;
         Some((String::from_utf8_lossy(&mount.path).into_owned(), directory))
     });
-    Ok(upper.chain(others).collect())
+    // The oldest mount of each: a bind mount is newer than a file system in a file of its disk, perhaps.
+    let mut disks = HashSet::new();
+    let is_first = |(_, directory): &Found| fstat(directory).is_ok_and(|found| disks.insert(found.st_dev));
+    Ok(upper.chain(others).filter(is_first).collect())
 }
 
 fn control(directory: impl AsFd, request: libc::Ioctl) -> io::Result<()> {

@@ -17,6 +17,12 @@ pub(super) fn of_workload() -> Vec<PathBuf> {
     below(Path::new(ROOT), &protected)
 }
 
+/// Whether process 1 is this program, which makes no groups but those of [`WORKLOAD`].
+pub(super) fn is_init_of_ours() -> bool {
+    let program = |process: &str| fs::read_link(format!("/proc/{process}/exe"));
+    matches!((program("1"), program("self")), (Ok(init), Ok(own)) if init == own)
+}
+
 /// Returns the group of the hooks before a snapshot, which is frozen with the workload: a hook may leave
 /// processes behind.
 pub(super) fn of_hooks() -> Option<PathBuf> {

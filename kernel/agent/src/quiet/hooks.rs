@@ -14,6 +14,8 @@ use volt_job::quiet::HOOKS_SECONDS;
 
 /// Time between two looks whether a hook has ended.
 const STEP: Duration = Duration::from_millis(2);
+/// How long a hook may take to end once it is killed.
+const TO_END: Duration = Duration::from_secs(1);
 /// The path of programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -77,10 +79,13 @@ fn join_at_start(command: &mut Command, entrance: File) {
     }
 }
 
-/// Kills a hook and its children.
+/// Kills a hook and its children. One that waits for a frozen file system ends after the thaw.
 fn kill(child: &mut Child) {
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
-    let _ = child.wait();
+    let end = Instant::now() + TO_END;
+    while matches!(child.try_wait(), Ok(None)) && Instant::now() < end {
+        sleep(STEP);
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod heap;
 mod hooks;
 mod identity;
 
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
@@ -38,11 +39,13 @@ pub fn quiesce(hooks: bool) -> Result<Frozen, String> {
 }
 
 /// Makes a restored VM one of its own, before the workload is thawed. The answer names the parts that failed.
-pub fn wake(wake: &Wake) -> Woken {
+/// `upper` is as for [`file_systems::thaw`]: names are written to disks, which the snapshot may have frozen.
+pub fn wake(wake: &Wake, upper: Option<BorrowedFd<'_>>) -> Woken {
     let mut problems = Vec::new();
     let mut note = |what: &str, done: Result<(), String>| {
         problems.extend(done.err().map(|error| format!("cannot {what}: {error}")));
     };
+    note("thaw file systems", file_systems::thaw(upper));
     note("take entropy", bytes(&wake.entropy).and_then(|bytes| entropy::take(&bytes)));
     note("set the clock", set_clock(wake.now));
     if let Some(name) = &wake.hostname {

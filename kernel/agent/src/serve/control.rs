@@ -86,7 +86,7 @@ async fn answer(request: Request<Incoming>, upper: Option<&OwnedFd>) -> Result<R
         }
         (&Method::POST, WAKE) => {
             let wake: Wake = body::json(request.into_body(), LONGEST).await?;
-            Ok(json(StatusCode::OK, &quiet::wake(&wake)))
+            Ok(json(StatusCode::OK, &quiet::wake(&wake, upper.map(AsFd::as_fd))))
         }
         (&Method::POST, MOUNT) => {
             let mounts: Vec<Mount> = body::json(request.into_body(), LONGEST).await?;

@@ -27,10 +27,18 @@ const ENTRIES: usize = 2 << 10;
 /// # Errors
 /// The pagemap cannot be read.
 pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
+    let pages = held_pages(ram)?;
+    if ram.base().has_anonymous_holes { without_zeros(ram, &pages) } else { Ok(pages) }
+}
+
+/// The pages that this VM alone holds: as [`private_pages`], and all of a huge page of which one was written.
+///
+/// # Errors
+/// The pagemap cannot be read.
+pub fn held_pages(ram: &GuestRam) -> Result<PageSet> {
     let pages = all_private_pages(ram)?;
     match ram.faults().map(|faults| faults.handler().fills()) {
         Some(FilledPages::Base) => without_zeros(ram, &pages),
-        None if ram.base().has_anonymous_holes => without_zeros(ram, &pages),
         Some(FilledPages::Vm) | None => Ok(pages),
     }
 }
@@ -92,15 +100,16 @@ pub fn mapped_pages(ram: &GuestRam) -> Result<PageSet> {
 }
 
 /// The pages that the guest has written since its restore, and the others that it may have read. Its memory
-/// is mapped from a file.
+/// is mapped from a file, but for holes.
 ///
 /// # Errors
 /// The pagemap cannot be read.
 pub fn touched_pages(ram: &GuestRam) -> Result<[PageSet; 2]> {
-    let written = all_private_pages(ram)?;
+    let held = held_pages(ram)?;
+    let written = if ram.base().has_anonymous_holes { without_zeros(ram, &held)? } else { held.clone() };
     let mapped = mapped_pages(ram)?;
     let mut read = PageSet::none(ram.len());
-    mapped.page_ranges().flat_map(|run| written.gaps(run).collect::<Vec<_>>()).for_each(|gap| read.add(gap));
+    mapped.page_ranges().flat_map(|run| held.gaps(run).collect::<Vec<_>>()).for_each(|gap| read.add(gap));
     Ok([written, read])
 }
 
