@@ -208,7 +208,7 @@ fn overcommit() -> Finding {
 
 fn huge_pages() -> Finding {
     let chosen = |policy: &str| {
-        let text = read(&format!("/sys/kernel/mm/transparent_hugepage/{policy}"));
+        let text = read(format!("/sys/kernel/mm/transparent_hugepage/{policy}"));
         text.split(['[', ']']).nth(1).unwrap_or("absent").to_owned()
     };
     let (shared, others) = (chosen("shmem_enabled"), chosen("enabled"));
