@@ -22,7 +22,7 @@ use super::vm_dir::{self, VmDir};
 use super::{files, outcome};
 use crate::failure::Failure;
 
-/// How long the process that opens files for a VM may outlive a start that failed. It has the VM's lock too.
+/// How long the process that opens files for a VM may outlive a start that failed.
 const TO_END: Duration = Duration::from_secs(2);
 /// Time between two looks whether it has ended.
 const STEP: Duration = Duration::from_millis(2);
@@ -171,6 +171,11 @@ impl Claim {
         &self.directory
     }
 
+    /// Whether a process of the VM is left.
+    fn lives(&self) -> bool {
+        lock::is_held(&self.lock).unwrap_or(true)
+    }
+
     /// Leaves the removal to the process that made the claim. For the VM's process, which shares the claim.
     pub(crate) fn leave_removal(&mut self) {
         self.is_kept = true;
@@ -183,20 +188,24 @@ impl Claim {
     }
 }
 
+/// Drops the claims of VMs whose start has failed, once the last of their processes have ended: those that
+/// open files have the VMs' locks too, and end last.
+pub(crate) fn give_up(claims: Vec<Claim>) {
+    let end = Instant::now() + TO_END;
+    while claims.iter().any(Claim::lives) && Instant::now() < end {
+        sleep(STEP);
+    }
+}
+
 impl Drop for Claim {
     fn drop(&mut self) {
         if self.is_kept {
             return;
         }
-        // A child of a fork may live although its parent was killed before it answered.
-        let lives = || lock::is_held(&self.lock).unwrap_or(true);
-        let end = Instant::now() + TO_END;
-        while lives() && Instant::now() < end {
-            sleep(STEP);
-        }
         let _lock = self.root.lock();
-        let lives = lives();
-        // Another VM may have the name if the directory was removed meanwhile.
+        // A child of a fork may live although its parent was killed before it answered. Another VM may have
+        // the name if the directory was removed meanwhile.
+        let lives = self.lives();
         let is_another = |record: Record| record.id != self.record.id;
         if !lives && !vm_dir::read_record(&self.directory).is_some_and(is_another) {
             // A file that stays does not keep the name: no record is left.
@@ -364,7 +373,7 @@ mod tests {
             sleep(Duration::from_millis(50));
             drop(life);
         });
-        drop(failed);
+        give_up(vec![failed]);
         assert!(!root.path().join("web").exists());
         process.join().unwrap();
     }

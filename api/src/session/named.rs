@@ -29,7 +29,7 @@ use crate::failure::Failure;
 use crate::messages::say;
 use crate::process::exit::Status;
 use crate::process::home;
-use crate::run_dir::claim::Claim;
+use crate::run_dir::claim::{self, Claim};
 use crate::run_dir::files;
 use crate::run_dir::listing;
 use crate::run_dir::name::VmName;
@@ -123,7 +123,7 @@ impl NamedStart<'_> {
             let status = wait(process)?;
             messages.print();
             // Nothing of a VM that never ran stays.
-            drop(claim);
+            claim::give_up(vec![claim]);
             return Ok(Status::of_code(code(status)));
         }
         messages.print();

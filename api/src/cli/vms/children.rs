@@ -12,7 +12,7 @@ use super::target::Target;
 use crate::descriptors::allow_descriptors;
 use crate::failure::Failure;
 use crate::rest::ChildOfFork;
-use crate::run_dir::claim::Claim;
+use crate::run_dir::claim::{self, Claim};
 use crate::run_dir::files;
 use crate::run_dir::name::VmName;
 use crate::run_dir::record::{NewRecord, Origin, Record};
@@ -79,8 +79,14 @@ impl NamedChildren {
     }
 
     /// Leaves the directories to the children, which run.
-    pub(crate) fn keep(self) -> Vec<Record> {
-        self.claims.into_iter().map(Claim::keep).collect()
+    pub(crate) fn keep(mut self) -> Vec<Record> {
+        std::mem::take(&mut self.claims).into_iter().map(Claim::keep).collect()
+    }
+}
+
+impl Drop for NamedChildren {
+    fn drop(&mut self) {
+        claim::give_up(std::mem::take(&mut self.claims));
     }
 }
 

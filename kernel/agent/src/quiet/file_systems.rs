@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Mode, OFlags, fstat, open};
 
@@ -13,6 +14,9 @@ use crate::volumes::mounted::{self, Mounted};
 const FREEZE: libc::Ioctl = 0xc004_5877_u32 as libc::Ioctl;
 /// `FITHAW` of linux/fs.h.
 const THAW: libc::Ioctl = 0xc004_5878_u32 as libc::Ioctl;
+
+/// Whether a freeze has begun that no thaw has ended. It is in the agent's memory, and so in a snapshot, too.
+static MAY_BE_FROZEN: AtomicBool = AtomicBool::new(false);
 
 /// A directory of a file system, and its name for a person.
 type Found = (String, OwnedFd);
@@ -24,6 +28,7 @@ type Found = (String, OwnedFd);
 /// # Errors
 /// The kernel refuses. No file system is frozen then by this call.
 pub fn freeze(upper: Option<BorrowedFd<'_>>) -> Result<(), String> {
+    MAY_BE_FROZEN.store(true, Ordering::SeqCst);
     let mut frozen: Vec<OwnedFd> = Vec::new();
     // A file system in a file of another one comes before that.
     for (name, directory) in on_disks(upper)?.into_iter().rev() {
@@ -55,7 +60,19 @@ pub fn thaw(upper: Option<BorrowedFd<'_>>) -> Result<(), String> {
             Ok(()) => {}
         }
     }
+    if first.is_ok() {
+        MAY_BE_FROZEN.store(false, Ordering::SeqCst);
+    }
     first
+}
+
+/// Thaws all file systems on disks, if this agent has frozen them. A wake that has nothing to thaw makes no
+/// system call for it.
+///
+/// # Errors
+/// As [`thaw`].
+pub fn thaw_if_frozen(upper: Option<BorrowedFd<'_>>) -> Result<(), String> {
+    if MAY_BE_FROZEN.load(Ordering::SeqCst) { thaw(upper) } else { Ok(()) }
 }
 
 /// Opens a directory of each file system on a disk, those first that others may be in. A directory of FUSE is

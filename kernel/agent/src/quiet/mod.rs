@@ -45,7 +45,7 @@ pub fn wake(wake: &Wake, upper: Option<BorrowedFd<'_>>) -> Woken {
     let mut note = |what: &str, done: Result<(), String>| {
         problems.extend(done.err().map(|error| format!("cannot {what}: {error}")));
     };
-    note("thaw file systems", file_systems::thaw(upper));
+    note("thaw file systems", file_systems::thaw_if_frozen(upper));
     note("take entropy", bytes(&wake.entropy).and_then(|bytes| entropy::take(&bytes)));
     note("set the clock", set_clock(wake.now));
     if let Some(name) = &wake.hostname {
