@@ -68,12 +68,18 @@ static u64 *page_at(u64 index)
     return (u64 *)(LOW_START + index / 2 * PAGE);
 }
 
-/* Fills mib= of memory, then checks pages and writes the next generation to them, round after round. */
+/* Fills mib= of memory, then checks pages and writes the next generation to them, round after round. With
+   wait=1, it touches none of them until a byte is typed. */
 static void count(void)
 {
     u64 pages = option("mib=", 4) << 8, cursor = 0, generation = 1;
     if (top_of_high_memory)
         map_above_4_gib();
+    if (option("wait=", 0)) {
+        print("waits\n");
+        while (!(inb(COM1 + 5) & 1))
+            ;
+    }
     for (u64 index = 0; index < pages; index++)
         fill_page(page_at(index), generation);
     print("ready\n");

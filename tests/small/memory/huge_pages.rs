@@ -1,6 +1,7 @@
 //! Guest memory in huge pages.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 use serde_json::{Value, json};
 use volt_tests::patience::in_lab;
@@ -59,6 +60,61 @@ fn transparent_pages_are_asked_for_in_a_restored_vm_too() {
         assert_eq!(has_advice(&clone), is_asked_for, "{pages}");
         let (_, told) = clone.ask("GET", "/machine-config", "");
         assert_eq!(told.contains(r#""huge_pages":"Transparent""#), is_asked_for, "{told}");
+    }
+}
+
+/// Whether anonymous memory of a guest's process asks for transparent huge pages.
+fn has_anonymous_advice(guest: &Guest) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{}/smaps", guest.pid())).unwrap();
+    let mut is_anonymous = false;
+    maps.lines().any(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        // A mapping's first line has its inode. Other lines have their names first.
+        if words[0].contains('-') {
+            is_anonymous = words[4] == "0";
+        }
+        is_anonymous && words[0] == "VmFlags:" && words.contains(&"hg")
+    })
+}
+
+#[test]
+fn memory_that_a_guest_allocates_in_holes_survives_diffs_forks_and_rewinds() {
+    needs!(kvm);
+    let mut guest = Boot::small("count mib=8 wait=1").device(["--huge-pages", "transparent"]).start();
+    guest.wait_for("waits");
+    let base = guest.snapshot();
+    drop(guest);
+    let blocks = |snapshot: &Snapshot| fs::metadata(snapshot.memory_path()).unwrap().blocks() * 512;
+    assert!(blocks(&base) < 4 << 20, "{} bytes", blocks(&base));
+    let mut clone = base.restore();
+    clone.type_in("x");
+    goes_on(&mut clone, 8);
+    assert!(has_anonymous_advice(&clone));
+    clone.pause();
+    let (diff, full) = (clone.snapshot_as(&["--diff"]), clone.snapshot());
+    clone.resume();
+    assert!(memory_of(&diff.merged()) == memory_of(&full));
+    // Zeros of a huge page stay holes.
+    assert!((8 << 20..12 << 20).contains(&blocks(&full)), "{} bytes", blocks(&full));
+    for snapshot in [&diff, &full] {
+        goes_on(&mut snapshot.restore(), 8);
+    }
+    forks_go_on(&clone);
+    goes_on(&mut clone, 8);
+    let (status, told) = clone.ask("PUT", "/v1/vm/rewind", "");
+    assert_eq!(status, 200, "{told}");
+    clone.type_in("x").wait_for("ready\n").wait_for("count 64\n");
+    assert!(!clone.output().contains("WRONG"), "{}", clone.output());
+}
+
+/// Forks a guest that counts over 8 MiB. Checks that each child finds its memory whole, and writes all of it.
+fn forks_go_on(guest: &Guest) {
+    let children = [("a", json!({})), ("b", json!({}))];
+    for child in &Child::fork(guest.socket(), guest.scratch().directory(), &children, false) {
+        child.reaches("count", 40);
+        let first = numbers(&child.output(), "count")[0];
+        child.reaches("count", first + 64);
+        assert!(!child.output().contains("WRONG"), "{}", child.output());
     }
 }
 
@@ -128,7 +184,6 @@ fn snapshots_and_diffs_of_huge_pages_are_exact() {
     goes_on(&mut guest, 8);
     assert!(memory_of(&diff.merged()) == memory_of(&full));
     // Zeros of a huge page stay holes.
-    use std::os::unix::fs::MetadataExt;
     let blocks = fs::metadata(full.memory_path()).unwrap().blocks() * 512;
     assert!(blocks < 12 << 20, "{blocks} bytes");
     let diff_blocks = fs::metadata(diff.diff_path()).unwrap().blocks() * 512;
@@ -163,14 +218,7 @@ fn diff_in_two_files_has_only_written_pages_of_4_kib() {
 fn forks_of_huge_pages_run_on_small_ones() {
     needs!(kvm, huge_pages);
     let mut guest = counting();
-    let scratch = guest.scratch().clone();
-    let children = Child::fork(guest.socket(), scratch.directory(), &[("a", json!({}))], false);
-    for child in &children {
-        child.reaches("count", 40);
-        let first = numbers(&child.output(), "count")[0];
-        child.reaches("count", first + 64);
-        assert!(!child.output().contains("WRONG"), "{}", child.output());
-    }
+    forks_go_on(&guest);
     goes_on(&mut guest, 8);
 }
 
