@@ -8,6 +8,16 @@ use crate::error::{Error, Result};
 use crate::sandbox;
 use crate::sandbox::ThreadKind;
 
+/// Bytes of a thread's stack. Where the host makes huge pages of any memory (`always` in
+/// /sys/kernel/mm/transparent_hugepage/enabled), the kernel would give a stack of 2 MiB, the standard
+/// library's, that much memory at its first touch.
+const STACK: usize = 1 << 20;
+
+/// A thread of this name.
+fn named(name: &str) -> thread::Builder {
+    thread::Builder::new().name(name.to_owned()).stack_size(STACK)
+}
+
 /// Starts thread `volt-NAME`, confined as its kind wants.
 ///
 /// # Errors
@@ -18,7 +28,7 @@ pub fn spawn<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>> {
     let name = format!("volt-{name}");
-    let thread = thread::Builder::new().name(name.clone());
+    let thread = named(&name);
     let parent = sandbox::kind_of_this_thread();
     let confined = move || {
         sandbox::confine_new_thread(parent, kind);
@@ -37,7 +47,7 @@ pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
     body: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>> {
     let name = format!("volt-{name}");
-    let thread = thread::Builder::new().name(name.clone());
+    let thread = named(&name);
     let parent = sandbox::kind_of_this_thread();
     let inheriting = move || {
         sandbox::inherit(parent);
@@ -70,4 +80,30 @@ pub(crate) fn share_work<W: FnOnce() + Send>(name: &str, workers: impl IntoItera
         }
         own.into_iter().for_each(|worker| worker());
     });
+}
+
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stack_is_smaller_than_a_huge_page() {
+        let stack = spawn(ThreadKind::Worker, "stack", || {
+            let (mut start, mut len) = (std::ptr::null_mut(), 0);
+            // SAFETY: the attributes are those of this thread, and destroyed once they were read.
+            unsafe {
+                let mut attributes = std::mem::zeroed();
+                assert_eq!(libc::pthread_getattr_np(libc::pthread_self(), &raw mut attributes), 0);
+                assert_eq!(
+                    libc::pthread_attr_getstack(&raw const attributes, &raw mut start, &raw mut len),
+                    0
+                );
+                libc::pthread_attr_destroy(&raw mut attributes);
+            }
+            len
+        });
+        let len = stack.unwrap().join().unwrap();
+        assert!((STACK / 2..2 << 20).contains(&len), "{len}");
+    }
 }
