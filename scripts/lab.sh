@@ -17,7 +17,9 @@ KERNEL_PACKAGES=(linux-image-cloud-amd64 linux-image-virtual linux-image-amd64 l
 STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}
 # The processor lacks cx16: QEMU 7.2 computes the flags after CMPXCHG16B from stale state, which sets the trap
 # flag at random. Kernel 6.12 uses that instruction in its allocator; one boot in three crashed.
-CPU=max,-cx16
+# Nor does it have erms and fsrm. With them, kernels fill and copy pages by REP STOSB and REP MOVSB, which take
+# the emulator half a microsecond a byte: a second for a huge page.
+CPU=max,-cx16,-erms,-fsrm
 MEMORY=2048
 KEPT_MEMORY=3072
 DISK_FREE_MIB=16384
@@ -51,7 +53,8 @@ Options:
                          depend on the load of this machine. The lab runs slower; the stall limit grows
                          tenfold
   --cpu MODEL            emulate this processor of QEMU's (default $CPU), with its options. It needs SVM and
-                         nested paging, and must lack cx16. Not for a kept lab
+                         nested paging, must lack cx16, and is faster without erms and fsrm. Not for a kept
+                         lab
   --level-1 KERNEL       choose the lab's own kernel: stable (the default) is Debian's; backports is the newer
                          one in the backports of this Debian release
   --keep                 run COMMAND in the lab that this checkout keeps; boot that lab first if none runs
