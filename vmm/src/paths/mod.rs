@@ -337,7 +337,7 @@ pub fn holder_of_lock(file: &File) -> Option<Holder> {
 }
 
 /// Tells whether a process has locked a file, as VMs lock their disks. One that does not exist is not locked.
-#[cfg(feature = "internal")]
+#[cfg(any(feature = "internal", test))]
 pub fn is_locked(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| holder_of_lock(&file).is_some())
 }
