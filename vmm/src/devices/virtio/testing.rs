@@ -75,13 +75,17 @@ impl Driver {
 
     /// Sets a device up with the features of `wanted` that it offers.
     pub(crate) fn with_features(device: impl VirtioDevice + 'static, wanted: u64) -> Self {
-        let ram = GuestRam::reserve(MEMORY).unwrap();
-        Backing::Fresh.map(&ram).unwrap();
-        Self::with_memory(Arc::new(Mutex::new(device)), ram, wanted)
+        Self::around(Arc::new(Mutex::new(device)), wanted)
     }
 
-    /// As [`Driver::with_features`], in the caller's memory of at least [`MEMORY`] bytes, with a device that
-    /// the test changes while it works.
+    /// As [`Driver::with_features`], with a device that the test changes while it works.
+    pub(crate) fn around(device: Arc<Mutex<dyn VirtioDevice>>, wanted: u64) -> Self {
+        let ram = GuestRam::reserve(MEMORY).unwrap();
+        Backing::Fresh.map(&ram).unwrap();
+        Self::with_memory(device, ram, wanted)
+    }
+
+    /// As [`Driver::around`], in the caller's memory of at least [`MEMORY`] bytes.
     pub(crate) fn with_memory(device: Arc<Mutex<dyn VirtioDevice>>, ram: GuestRam, wanted: u64) -> Self {
         let mut driver = Self {
             transport: Transport::new("test", device, ram.clone()).unwrap(),

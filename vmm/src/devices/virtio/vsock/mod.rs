@@ -97,6 +97,11 @@ impl Vsock {
         self.table.on_connection(act);
     }
 
+    /// Calls `act` when the first of the connections has ended that host programs begin from now on.
+    pub fn at_end_of_connection(&mut self, act: impl FnOnce() + Send + 'static) {
+        self.table.on_end(act);
+    }
+
     /// Fills the receive queue for one turn, without an interrupt.
     fn fill_receive_queue(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         if !self.table.has_packet() {

@@ -71,6 +71,8 @@ pub(super) struct ConnectionTable {
     log: Arc<LogLimit>,
     /// Called when a connection is established.
     on_connection: OnConnection,
+    /// Called when a connection of a host program with this token or a later one has ended.
+    on_end: (u64, OnConnection),
     /// Number of connections made and ended since [`ConnectionTable::count`].
     made: u64,
     ended: u64,
@@ -107,6 +109,7 @@ impl ConnectionTable {
             has_callers: true,
             log: Arc::new(LogLimit::new()),
             on_connection: OnConnection::default(),
+            on_end: (0, OnConnection::default()),
             made: 0,
             ended: 0,
         };
@@ -123,6 +126,11 @@ impl ConnectionTable {
     /// Calls `act` when the next connection is established.
     pub fn on_connection(&mut self, act: impl FnOnce() + Send + 'static) {
         self.on_connection.0 = Some(Box::new(act));
+    }
+
+    /// Calls `act` when the first of the connections has ended that host programs begin from now on.
+    pub fn on_end(&mut self, act: impl FnOnce() + Send + 'static) {
+        self.on_end = (self.next_token, OnConnection(Some(Box::new(act))));
     }
 
     /// Adds the connections made and ended since the last call.
@@ -337,8 +345,16 @@ impl ConnectionTable {
             self.by_ports.remove(&connection.ports);
         }
         if connection.is_closed() {
+            let is_from_host = connection.ports.host >= FIRST_PORT;
             self.connections.remove(&token);
             self.ended += 1;
+            let (first, on_end) = &mut self.on_end;
+            if is_from_host
+                && token >= *first
+                && let Some(act) = on_end.0.take()
+            {
+                act();
+            }
             return;
         }
         if connection.has_packet() && !connection.is_ready {

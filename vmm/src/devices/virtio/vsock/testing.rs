@@ -3,8 +3,10 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use super::super::feature;
 use super::super::testing::{Driver, Part};
 use super::credit::BUFFER;
 use super::packet;
@@ -24,6 +26,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(super) struct TestGuest {
     pub driver: Driver,
+    /// The device, until it is replaced.
+    pub vsock: Weak<Mutex<Vsock>>,
     pub cid: u32,
     pub dir: ScratchDir,
     /// Lengths of the descriptors of a receive buffer.
@@ -45,8 +49,10 @@ impl TestGuest {
 
     pub fn with_buffers(split: &[usize], count: usize) -> Self {
         let dir = ScratchDir::new();
+        let vsock = Arc::new(Mutex::new(device(&dir, "vsock", CID)));
         let mut guest = Self {
-            driver: Driver::new(device(&dir, "vsock", CID)),
+            driver: Driver::around(Arc::clone(&vsock) as _, !feature::EVENT_IDX),
+            vsock: Arc::downgrade(&vsock),
             cid: CID,
             dir,
             split: split.to_vec(),

@@ -3,11 +3,14 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::credit::BUFFER;
 use super::packet::{PacketHeader, STREAM, op, shut};
 use super::testing::{CID, ROOM, TestGuest, device, noise, raise_descriptor_limit, read_line, read_to_end};
 use super::*;
+use crate::sync::lock;
 use crate::testing::limited;
 
 #[test]
@@ -44,6 +47,36 @@ fn connection_from_the_host_carries_data_both_ways() {
     assert_eq!(&hello, b"hello host");
     let (_other, other) = guest.accept(1024);
     assert_ne!(ports, other);
+}
+
+#[test]
+fn end_of_a_later_connection_of_the_host_is_told_once() {
+    let mut guest = TestGuest::new();
+    let ended = Arc::new(AtomicUsize::new(0));
+    let is_told = |count| assert_eq!(ended.load(Ordering::SeqCst), count);
+    let close = |guest: &mut TestGuest, stream: UnixStream, ports| {
+        drop(stream);
+        guest.expect(op::SHUTDOWN);
+        guest.send_op(op::RST, ports);
+        guest.expect_silence();
+    };
+    let (before, ports) = guest.accept(1);
+    let counted = Arc::clone(&ended);
+    let count = move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+    };
+    lock(&guest.vsock.upgrade().unwrap()).at_end_of_connection(count);
+    // Neither an older connection's end counts, nor that of one which the guest began.
+    close(&mut guest, before, ports);
+    let listener = guest.listen(80);
+    let own = guest.connect(&listener, (80, 5000));
+    close(&mut guest, own, (80, 5000));
+    is_told(0);
+    for _ in 0..2 {
+        let (later, ports) = guest.accept(1);
+        close(&mut guest, later, ports);
+        is_told(1);
+    }
 }
 
 #[test]
