@@ -300,6 +300,8 @@ static MAKE_VM: &[Rule] = &[only(
         &[is(1, request(2, KVM, 0xa6, size_of::<kvm::kvm_xcrs>()))], // KVM_GET_XCRS
         &[is(1, request(1, KVM, 0xa7, size_of::<kvm::kvm_xcrs>()))], // KVM_SET_XCRS
         &[is(1, request(0, KVM, 0xad, 0))], // KVM_KVMCLOCK_CTRL
+        // KVM_PRE_FAULT_MEMORY
+        &[is(1, request(3, KVM, 0xd5, size_of::<kvm::kvm_pre_fault_memory>()))],
         &[is(1, request(1, KVM, 0xe1, size_of::<kvm::kvm_device_attr>()))], // KVM_SET_DEVICE_ATTR
         &[is(1, request(1, KVM, 0xe2, size_of::<kvm::kvm_device_attr>()))], // KVM_GET_DEVICE_ATTR
     ],

@@ -12,6 +12,7 @@ mod remover;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ use crate::process::vm_slot::Slot;
 use crate::process::{home, signals};
 use crate::rest::{ApiOptions, FlushedMetrics, Server, Socket, SocketFile};
 use crate::terminal::console;
+use crate::threads;
 
 /// Signals, API socket and console around one VM.
 #[derive(Debug)]
@@ -198,7 +200,10 @@ impl Session {
                     note_working_set(vm);
                 }
             }
-            None => guest_agent::wake(vm, self.requires_agent)?,
+            None => {
+                guest_agent::wake(vm, self.requires_agent)?;
+                note_working_set_of_child(vm);
+            }
         }
         home::get().into_iter().for_each(Home::tell_started);
         Ok(server)
@@ -272,6 +277,33 @@ fn note_working_set(vm: &Arc<Vm>) {
             log::warn!("later runs of this image read no memory ahead: {}", volt_vmm::problem(&error));
         }
     });
+}
+
+/// Lets the first child of a fork keep what its guest touches up to the end of the first connection that a
+/// program of the host makes to it, as for a command: children of later forks have these pages from the start.
+fn note_working_set_of_child(vm: &Arc<Vm>) {
+    if !vm.lacks_working_set() {
+        return;
+    }
+    let (tell_end, has_ended) = sync_channel(1);
+    let tell_end = move || {
+        // The thread that waits may have failed to start.
+        let _ = tell_end.send(());
+    };
+    if !vm.at_end_of_connection(tell_end) {
+        return;
+    }
+    // The VM may end before.
+    let vm = Arc::downgrade(vm);
+    let keep = move || {
+        let kept = has_ended.recv().ok().and_then(|()| vm.upgrade()).map(|vm| vm.keep_working_set());
+        if let Some(Err(error)) = kept {
+            log::warn!("children of later forks map no memory ahead: {}", volt_vmm::problem(&error));
+        }
+    };
+    if let Err(error) = threads::spawn("working-set", "to keep a working set", keep) {
+        log::warn!("{}", volt_vmm::problem(&error));
+    }
 }
 
 /// Removes the socket's file, also after an error or a panic.

@@ -149,6 +149,29 @@ fn children_of_a_quiet_fork_wake_as_vms_of_their_own() {
     assert_eq!(images.names.json("inspect child-1 --json")["end"]["status"], 4);
 }
 
+#[test]
+fn children_of_later_forks_have_the_pages_that_the_first_one_touched() {
+    needs!(kvm, linux, agent);
+    let images = drawing();
+    let fork = |name| images.names.ok(&format!("fork --quiesce --require-agent --name {name} web"));
+    fork("first");
+    assert!(images.mapped_ahead("first").is_null(), "nothing is known yet");
+    exec(&images, "first", "grep -c - /numbers");
+    // The set is kept once the connection has ended, which nothing tells.
+    wait_until("a child has pages from the start", || {
+        fork("later");
+        let is_ahead = !images.mapped_ahead("later").is_null();
+        if !is_ahead {
+            images.names.ok("rm --force later");
+        }
+        is_ahead
+    });
+    let ahead = images.mapped_ahead("later");
+    assert!(ahead["read"].as_u64() > Some(100) && ahead["read"] == ahead["pages"], "{ahead}");
+    draw_apart(&images, &["web", "first", "later"]);
+    are_of_their_own(&images, &["first", "later"]);
+}
+
 /// Ends once a hook has let it. The hook of `child-1` does so soon, and that of `child-2` is slow, and then
 /// does not.
 const ENDS_IN_ONE_CHILD: &str = "

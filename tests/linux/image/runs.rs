@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use rustix::process::Signal;
+use serde_json::Value;
 use volt_image::digest;
-use volt_tests::{Guest, Input, Names, Outcome, Terminal, needs, output, wait_until};
+use volt_tests::{Guest, Input, Names, Outcome, Terminal, needs, output, rest, wait_until};
 
 use super::layers::{self, large};
 
@@ -54,6 +55,13 @@ impl Images {
 
     pub(super) fn run(&self, words: &[&str]) -> Outcome {
         Outcome::of_command(&mut self.command(words))
+    }
+
+    /// What a VM says about memory that was read ahead of its guest.
+    pub(super) fn mapped_ahead(&self, name: &str) -> Value {
+        let (status, memory) = rest::ask(&self.names.of(name).join("api.sock"), "GET", "/v1/vm/memory", "");
+        assert_eq!(status, 200, "{memory}");
+        serde_json::from_str::<Value>(&memory).unwrap()["prefetch"].take()
     }
 
     /// Runs a script as the main process of a new VM, with options.

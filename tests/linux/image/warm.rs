@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread::scope;
 
 use rustix::fs::{SeekFrom, seek};
-use volt_tests::{needs, rest, wait_until};
+use volt_tests::{needs, wait_until};
 
 use super::runs::{IMAGE, Images};
 
@@ -103,11 +103,8 @@ fn later_runs_are_restored_and_nothing_of_a_run_is_in_the_snapshot() {
     assert!(text.contains("the guest is awake"), "{text}");
     let has_failed = text.contains("memory is not mapped for the guest ahead");
     assert!(!has_failed || !kernel_can_pre_fault(), "{text}");
-    let socket = images.names.of("ahead").join("api.sock");
-    let (status, memory) = rest::ask(&socket, "GET", "/v1/vm/memory", "");
-    assert_eq!(status, 200, "{memory}");
-    let ahead = &serde_json::from_str::<serde_json::Value>(&memory).unwrap()["prefetch"];
-    assert!(ahead["read"].as_u64() > Some(100) && ahead["read"] == ahead["pages"], "{memory}");
+    let ahead = images.mapped_ahead("ahead");
+    assert!(ahead["read"].as_u64() > Some(100) && ahead["read"] == ahead["pages"], "{ahead}");
     assert_eq!(fs::read(&set).unwrap(), kept, "it is kept once");
     images.names.ok("rm --force ahead");
     // A damaged set is replaced, and harms no run.

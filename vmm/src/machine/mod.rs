@@ -16,7 +16,7 @@ mod vcpu_stop;
 pub(crate) mod vcpu_thread;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ use crate::kvm::clock::{Clock, ClockState};
 use crate::kvm::cpuid;
 use crate::kvm::irqchip::{Irqchip, IrqchipState};
 use crate::kvm::template;
-use crate::kvm::vcpu::VcpuState;
+use crate::kvm::vcpu::{Vcpu, VcpuState};
 use crate::machine::board::Board;
 use crate::machine::shell::Shell;
 pub(crate) use crate::machine::vcpu_thread::LentVcpu;
@@ -188,6 +188,11 @@ impl Machine {
             .vcpus
             .first()
             .and_then(|first| first.without_thread(&self.shell.control, &self.shell.board))
+    }
+
+    /// Returns the first vCPU. Its thread locks it while it runs.
+    pub(crate) fn first_vcpu(&self) -> Arc<Mutex<Vcpu>> {
+        Arc::clone(&self.shell.vcpus[0].vcpu)
     }
 
     /// Tells the guest's watchdogs that it was paused. Called before it resumes.

@@ -9,15 +9,21 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::machine::MachineState;
+use crate::memory::PAGE;
 use crate::memory::base::OverlayPages;
 use crate::memory::files::lease::{LeaseListener, Leases};
 use crate::memory::page_set::PageSet;
 use crate::run_control::Control;
+use crate::snapshot::format::working_set::WorkingSetFile;
 use crate::snapshot::lineage::{Lineage, PagesToCapture};
 use crate::snapshot::opened::memory::LazyMemory;
 
 /// The longest wait for the vCPUs of a VM that has ended. A healthy host needs less.
 const TO_STOP: Duration = Duration::from_secs(1);
+
+/// Pages that a VM writes, 32 MiB, until the working set of its forks' children is begun anew: they touch
+/// other memory then.
+const OUTDATED: u64 = (32 << 20) / PAGE;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -31,6 +37,16 @@ pub(crate) struct History {
     pub origin: Option<RestoredFrom>,
     /// Whether the VM's origin is a template, to which no rewind returns.
     pub is_of_template: bool,
+    /// The working set of the VM's forks' children, once there was a fork.
+    pub of_children: Option<OfChildren>,
+}
+
+/// The place of the working set of forks' children.
+#[derive(Debug)]
+pub(crate) struct OfChildren {
+    place: Arc<WorkingSetFile>,
+    /// Pages that differed from the VM's base when the place was made.
+    differed: u64,
 }
 
 /// A snapshot that a VM was restored from.
@@ -71,6 +87,22 @@ impl History {
     /// The packed memory that fills the VM's base on touch, if there is one.
     pub fn lazy(&self) -> Option<&LazyMemory> {
         self.origin.as_ref().and_then(|origin| origin.lazy.as_ref())
+    }
+
+    /// The place of the working set of a fork's children. `differs` pages of `bytes` of memory differ from the
+    /// VM's base now.
+    ///
+    /// # Errors
+    /// The host refuses a file in memory.
+    pub fn working_set_of_children(&mut self, bytes: u64, differs: u64) -> Result<Arc<WorkingSetFile>> {
+        if let Some(OfChildren { place, differed }) = &self.of_children
+            && differs.abs_diff(*differed) < OUTDATED
+        {
+            return Ok(Arc::clone(place));
+        }
+        let place = WorkingSetFile::of_children(bytes)?;
+        self.of_children = Some(OfChildren { place: Arc::clone(&place), differed: differs });
+        Ok(place)
     }
 
     /// Lets `act` add the pages written since the last call to a set over `bytes` of memory, and records them

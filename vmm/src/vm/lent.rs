@@ -70,7 +70,7 @@ impl LentVm {
             if let Some(vcpu) = first_vcpu {
                 if let Some(pages) = pages {
                     let _opened = mapped.map(OpensAtEnd);
-                    pages.map(&vcpu);
+                    pages.map(|range| vcpu.pre_fault(range));
                 }
                 vcpu.run();
             }

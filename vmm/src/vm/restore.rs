@@ -54,6 +54,9 @@ impl Snapshot {
             self.restored(options, first)?;
         let mut vm = Vm::of(machine, history).with_working_set(ahead, recording);
         vm.working_set = working_set;
+        if first == FirstVcpu::OwnThread {
+            vm.map_working_set();
+        }
         if resume {
             let mut clock = PhaseClock::start();
             // A device may touch unavailable memory before a vCPU runs. The VM's end tells the cause.

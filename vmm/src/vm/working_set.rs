@@ -1,9 +1,12 @@
 //! Working sets of a VM: recording one, and reading one ahead.
 
+use std::io;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::error::{Error, Result, report};
-use crate::machine::LentVcpu;
+use crate::machine::Machine;
 use crate::memory::PAGE;
 use crate::memory::dirty::populated::touched_pages;
 use crate::memory::lazy::prefetch::{PageRanges, PrefetchProgress};
@@ -32,6 +35,10 @@ pub(crate) enum PrefetchState {
 /// for long, and its set would cost each later one more than it saves.
 const MOST_BEFORE: u64 = (128 << 20) / PAGE;
 
+/// Most pages that are copied: 32 MiB for each VM. Of a set with more written pages none is copied, and each
+/// VM takes a page fault for those that it writes.
+const MOST_COPIES: u64 = (32 << 20) / PAGE;
+
 /// Pages to map before the guest runs.
 pub(crate) struct PagesToMap {
     ram: GuestRam,
@@ -40,22 +47,40 @@ pub(crate) struct PagesToMap {
 }
 
 impl PagesToMap {
-    /// Maps them, in the process and for the guest. A working set is advice: the guest runs without it.
-    pub(crate) fn map(self, vcpu: &LentVcpu) {
+    /// Maps them, in the process, and for the guest by `pre_fault`, which maps guest physical addresses. A
+    /// working set is advice: the guest runs without it.
+    pub(crate) fn map(self, mut pre_fault: impl FnMut(Range<u64>) -> io::Result<()>) {
         let Self { ram, set, progress } = self;
-        let written = set.written().iter().try_for_each(|run| copy_in(&ram, run.clone()));
-        let mapped = written.and_then(|()| set.others().iter().try_for_each(|run| map_in(&ram, run.clone())));
+        let begun = Instant::now();
+        let (copied, mapped) = to_copy_and_to_map(&set);
+        let copies = copied.iter().try_for_each(|run| copy_in(&ram, run.clone()));
+        let for_copies = begun.elapsed();
+        let mapped = copies.and_then(|()| mapped.iter().try_for_each(|run| map_in(&ram, run.clone())));
         progress.finish(if mapped.is_ok() { set.pages() } else { 0 });
         if let Err(error) = mapped {
             log::warn!("{}", report(&error));
             return;
         }
+        let in_process = begun.elapsed();
         let mut all = set.page_ranges().iter().flat_map(|run| ram.guest_addresses(run));
         // Many hosts cannot do that.
-        if let Err(error) = all.try_for_each(|run| vcpu.pre_fault(run)) {
+        if let Err(error) = all.try_for_each(&mut pre_fault) {
             log::debug!("memory is not mapped for the guest ahead: {error}");
         }
+        let (pages, all) = (set.pages(), begun.elapsed());
+        log::debug!(
+            "{pages} pages are mapped before the guest runs: copies took {for_copies:.1?}, other pages {:.1?}, \
+             the guest's page tables {:.1?}",
+            in_process - for_copies,
+            all - in_process
+        );
     }
+}
+
+/// The ranges of a set to copy, and those to map.
+fn to_copy_and_to_map(set: &WorkingSet) -> (&[Range<u64>], &[Range<u64>]) {
+    let written: u64 = set.written().iter().map(|run| (run.end - run.start) / PAGE).sum();
+    if written > MOST_COPIES { (&[], set.page_ranges()) } else { (set.written(), set.others()) }
 }
 
 impl Vm {
@@ -86,11 +111,20 @@ impl Vm {
         Ok(PrefetchState::Begun(progress))
     }
 
+    /// Maps the working set before a guest runs whose vCPUs have threads, as [`crate::LentVm::run`] does for
+    /// one on a lent thread.
+    pub(crate) fn map_working_set(&self) {
+        if let Some(pages) = self.take_pages_to_map() {
+            let first = self.machine.on_machine(Machine::first_vcpu);
+            pages.map(|range| lock(&first).pre_fault(range));
+        }
+    }
+
     /// Takes over the work of [`Vm::prefetch`] if the set tells which pages the guest will write. Absent for
     /// another set.
     pub(crate) fn take_pages_to_map(&self) -> Option<PagesToMap> {
         let mut ahead = lock(&self.ahead);
-        let PrefetchState::Planned(Plan { set, over: None }) = &*ahead else { return None };
+        let PrefetchState::Planned(Plan { set, .. }) = &*ahead else { return None };
         let ram = self.machine.on_machine(|machine| machine.shell().ram.clone());
         if set.written().is_empty() || set.pages() > MOST_BEFORE || ram.faults().is_some() {
             return None;
@@ -106,18 +140,19 @@ impl Vm {
         self.working_set.is_some()
     }
 
-    /// Keeps what the guest has touched since its restore as the working set of the snapshot, which has none.
+    /// Keeps what the guest has touched since its restore as the working set of the snapshot, or of the
+    /// children of the VM that this one was forked from, which has none.
     /// The page tables tell pages that it wrote from others, so no page has to be filled apart as for a
     /// recording. They also name neighbours of pages that were read. Returns the number of pages,
     /// or nothing if there are too many, of which none are kept: more than 128 MiB.
     ///
     /// # Errors
-    /// The VM is not one of a template without a working set, or its memory is not mapped from a file. Or the
-    /// file system refuses.
+    /// The VM is not one of a template or of a fork, or there was a working set at its restore, or its memory
+    /// is not mapped from a file. Or the file system refuses.
     pub fn keep_working_set(&self) -> Result<Option<u64>> {
         let refused = |problem: &str| Error::config("record", problem);
         let beside = self.working_set.as_ref().ok_or_else(|| {
-            refused("only a VM of a template without a working set keeps what its guest has touched")
+            refused("only a VM of a template or of a fork without a working set keeps what its guest touched")
         })?;
         let ram = self.machine.on_machine(|machine| machine.shell().ram.clone());
         if ram.faults().is_some() {
@@ -153,5 +188,25 @@ impl Vm {
     /// recorded.
     pub fn wait_recorded(&self) -> Option<Result<RecordingSummary>> {
         self.recording.as_ref().map(Recording::outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::page_set::PageSet;
+
+    #[test]
+    fn written_pages_are_copied_unless_they_are_too_many() {
+        let memory = 4 * MOST_COPIES * PAGE;
+        let set = |written: u64| {
+            let (mut pages, mut others) = (PageSet::none(memory), PageSet::none(memory));
+            pages.add(PAGE..(1 + written) * PAGE);
+            others.add(memory - PAGE..memory);
+            WorkingSet::of_written(&pages, &others)
+        };
+        let (few, many) = (set(MOST_COPIES), set(MOST_COPIES + 1));
+        assert_eq!(to_copy_and_to_map(&few), (few.written(), few.others()));
+        assert_eq!(to_copy_and_to_map(&many), (&[][..], &many.page_ranges()[..]));
     }
 }

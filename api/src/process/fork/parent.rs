@@ -91,7 +91,12 @@ pub(crate) fn fork(
         Child::spawn(wanted, &setup, &confinement, &detachment)
     });
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
-    let handover = vm.snapshot_in_memory_with(progress)?.handover()?;
+    let snapshot = vm.snapshot_in_memory_with(progress)?;
+    // A strictly confined VM writes nothing that another one reads.
+    let is_strict = confinement::chosen().strict.is_some();
+    let snapshot = if is_strict { snapshot.without_working_set() } else { snapshot };
+    let handover = snapshot.handover()?;
+    drop(snapshot);
     captured();
     for child in &mut children {
         progress.check()?;

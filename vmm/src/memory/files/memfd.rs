@@ -37,6 +37,14 @@ pub(crate) fn lacks_huge_pages(len: u64, errno: Errno) -> Error {
     Error::host(act, errno)
 }
 
+/// Creates an empty memfd, which may grow.
+///
+/// # Errors
+/// The host refuses it.
+pub fn empty(name: &str) -> rustix::io::Result<File> {
+    memfd(name, 0, MemfdFlags::empty())
+}
+
 fn memfd(name: &str, len: u64, flags: MemfdFlags) -> rustix::io::Result<File> {
     let memfd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags)?;
     rustix::fs::ftruncate(&memfd, len)?;

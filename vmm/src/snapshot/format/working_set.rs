@@ -13,14 +13,17 @@
 //! not content: its pages are read ahead, and any other page is read when the guest touches it. It belongs to
 //! one snapshot, to those converted from it, and to those merged from it and its base.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::crc::CRC;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
+use crate::memory::files::memfd::empty;
 use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::page_ranges;
 use crate::memory::page_set::PageSet;
@@ -280,18 +283,52 @@ pub(crate) struct Plan {
 /// The place of a snapshot's working set. Reads the set once, on demand.
 #[derive(Debug)]
 pub(crate) struct WorkingSetFile {
-    directory: PathBuf,
-    id: String,
+    place: Place,
     memory: u64,
     /// The result of reading, once it was read.
     known: Mutex<Option<Option<Arc<WorkingSet>>>>,
 }
 
+#[derive(Debug)]
+enum Place {
+    /// A file in the directory of a snapshot with this id.
+    Directory { path: PathBuf, id: String },
+    /// A memfd that a fork's parent and children share. Any of them may write it, at any time.
+    Shared(File),
+}
+
+/// The id in a set of a fork's children, whose snapshots are many.
+const SHARED: &str = "0";
+
 impl WorkingSetFile {
     /// The place in `directory` of the set of snapshot `id`, with `memory` bytes of memory. Reads nothing
     /// yet.
     pub fn of(directory: &Path, id: &str, memory: u64) -> Arc<Self> {
-        Arc::new(Self { directory: directory.to_owned(), id: id.to_owned(), memory, known: Mutex::default() })
+        let place = Place::Directory { path: directory.to_owned(), id: id.to_owned() };
+        Arc::new(Self { place, memory, known: Mutex::default() })
+    }
+
+    /// A place for the set of a fork's children.
+    ///
+    /// # Errors
+    /// The host refuses a file in memory.
+    pub fn of_children(memory: u64) -> Result<Arc<Self>> {
+        let file = empty("volt-working-set")
+            .map_err(|errno| Error::host("create a working set for a fork's children", errno))?;
+        Ok(Self::shared(file, memory))
+    }
+
+    /// The place that the file of another process's [`WorkingSetFile::of_children`] is.
+    pub fn shared(file: File, memory: u64) -> Arc<Self> {
+        Arc::new(Self { place: Place::Shared(file), memory, known: Mutex::default() })
+    }
+
+    /// The file that a fork's parent and children share.
+    pub fn shared_file(&self) -> Option<&File> {
+        match &self.place {
+            Place::Directory { .. } => None,
+            Place::Shared(file) => Some(file),
+        }
     }
 
     /// Bytes of the snapshot's memory.
@@ -308,7 +345,14 @@ impl WorkingSetFile {
         if let Some(set) = &*known {
             return Ok(set.clone());
         }
-        let set = WorkingSet::open(&self.directory, &self.id, self.memory)?.map(Arc::new);
+        let set = match &self.place {
+            Place::Directory { path, id } => WorkingSet::open(path, id, self.memory)?.map(Arc::new),
+            // Another process may write it soon.
+            Place::Shared(file) => match read_shared(file, self.memory) {
+                None => return Ok(None),
+                set => set.map(Arc::new),
+            },
+        };
         Ok(known.insert(set).clone())
     }
 
@@ -318,10 +362,26 @@ impl WorkingSetFile {
     /// As [`WorkingSet::keep`].
     pub fn keep(&self, set: WorkingSet) -> Result<()> {
         let mut known = lock(&self.known);
-        set.keep(&self.directory, &self.id, self.memory)?;
+        match &self.place {
+            Place::Directory { path, id } => set.keep(path, id, self.memory)?,
+            Place::Shared(file) => {
+                let bytes = set.encode(SHARED, self.memory);
+                let written = file.write_all_at(&bytes, 0).and_then(|()| file.set_len(bytes.len() as u64));
+                written.map_err(|source| Error::host("keep a working set for a fork's children", source))?;
+            }
+        }
         *known = Some(Some(Arc::new(set)));
         Ok(())
     }
+}
+
+/// Reads the set of a fork's children. One that another process is writing, or has damaged, is as good as
+/// none.
+fn read_shared(file: &File, memory: u64) -> Option<WorkingSet> {
+    let len = file.metadata().ok()?.len().min((HEAD + 8) as u64 + page_ranges::longest(memory));
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    WorkingSet::decode(&bytes[..], SHARED, memory).ok()?.ok()
 }
 
 /// A snapshot's id as a number; one that no snapshot has if `id` is malformed.
@@ -404,6 +464,30 @@ mod tests {
         assert!(error.contains("working-set: is not a regular file"), "{error}");
         fs::remove_dir_all(&*directory).unwrap();
         assert!(set().keep(&directory, ID, MEMORY).unwrap_err().to_string().contains("working-set"));
+    }
+
+    #[test]
+    fn shared_set_is_read_once_it_is_whole_and_can_be_replaced() {
+        let place = WorkingSetFile::of_children(MEMORY).unwrap();
+        let file = place.shared_file().unwrap();
+        let another = || WorkingSetFile::shared(file.try_clone().unwrap(), MEMORY);
+        let (before, longer) = (another(), set());
+        assert_eq!(before.set().unwrap(), None);
+        before.keep(longer.clone()).unwrap();
+        assert_eq!(place.set().unwrap().as_deref(), Some(&longer));
+        let whole = longer.encode(SHARED, MEMORY);
+        for damaged in [&whole[..whole.len() - 1], b"VOLTWSET", b""] {
+            file.set_len(0).unwrap();
+            file.write_all_at(damaged, 0).unwrap();
+            assert_eq!(another().set().unwrap(), None);
+        }
+        // What is longer than any set is not read whole.
+        file.set_len(1 << 40).unwrap();
+        assert_eq!(another().set().unwrap(), None);
+        let shorter = WorkingSet::of(MEMORY, [PAGE]);
+        another().keep(shorter.clone()).unwrap();
+        assert_eq!(another().set().unwrap().as_deref(), Some(&shorter));
+        assert_eq!(WorkingSetFile::shared(file.try_clone().unwrap(), 2 * MEMORY).set().unwrap(), None);
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub struct Snapshot {
     layers: layers::LayerFiles,
     /// The files that VMs map.
     files: Arc<Leases>,
-    /// The working set. A snapshot in memory has none.
+    /// The working set. That of a snapshot in memory is one of a fork's children.
     working_set: Option<Arc<WorkingSetFile>>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Restored {
     pub ahead: Option<Plan>,
     /// The recording of the pages that the guest touches, if the options ask for one.
     pub recording: Option<Recording>,
-    /// The place of the working set of a template that has none yet.
+    /// The place of the working set of a template, or of a fork's children, that has none yet.
     pub working_set: Option<Arc<WorkingSetFile>>,
     /// Layers that were created for this VM. Its owner keeps them once the VM runs.
     pub layers: layers::FreshLayers,
@@ -201,6 +201,23 @@ impl Snapshot {
         let layers = layers::LayerFiles::Held(layers);
         let memory = (MemorySource::File(memory), over);
         Ok(Self { fills, ..Self::of_own(location, state, memory, lineage, layers, files) })
+    }
+
+    /// With the working set of a fork's children.
+    pub(crate) fn with_working_set(self, working_set: Option<Arc<WorkingSetFile>>) -> Self {
+        Self { working_set, ..self }
+    }
+
+    /// Without a working set, also without one that a fork's children share: none of them can then name pages
+    /// that are mapped for another.
+    #[must_use]
+    pub fn without_working_set(self) -> Self {
+        self.with_working_set(None)
+    }
+
+    /// The place of its working set.
+    pub(crate) fn working_set_file(&self) -> Option<&Arc<WorkingSetFile>> {
+        self.working_set.as_ref()
     }
 
     /// A snapshot of this process, with no files.
@@ -396,12 +413,14 @@ impl Snapshot {
         };
         options.progress.commit()?;
         let is_of_template = options.is_of_template;
-        let mut history = History { lineage, since_last, origin: Some(origin), is_of_template };
+        let mut history =
+            History { lineage, since_last, origin: Some(origin), is_of_template, of_children: None };
         if is_of_template {
             history.forget();
         }
         let machine = SharedMachine::new(machine, config);
-        let lacks_one = is_of_template && ahead.is_none() && recording.is_none();
+        let keeps_one = is_of_template || matches!(self.location, Location::Memory);
+        let lacks_one = keeps_one && ahead.is_none() && recording.is_none();
         let working_set = self.working_set.clone().filter(|_| lacks_one);
         Ok(Restored { machine, history, ahead, recording, working_set, layers, phases })
     }
@@ -422,7 +441,8 @@ impl Snapshot {
 
     /// Starts the recording, which keeps the log at its end.
     fn record(&self, notes: Arc<TouchLog>, machine: &Machine) -> Result<Recording> {
-        let beside = self.working_set.as_ref().ok_or_else(|| {
+        let beside = self.working_set.as_ref().filter(|_| !matches!(self.location, Location::Memory));
+        let beside = beside.ok_or_else(|| {
             Error::config("record", "only a VM that is restored from a snapshot on disk can be recorded")
         })?;
         let (reached, ended) = (Arc::clone(&notes), Arc::clone(&notes));

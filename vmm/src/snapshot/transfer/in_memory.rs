@@ -54,6 +54,11 @@ pub(crate) fn snapshot(
         CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| (), progress)?;
     }
     let lineage = history.lineage.as_ref().map(|lineage| of_child(lineage, &captured));
+    // Of memory that is filled on touch, the page tables do not tell what a guest has touched.
+    let working_set = match &lazy {
+        None => Some(history.working_set_of_children(bytes, captured.pages.len())?),
+        Some(_) => None,
+    };
     freeze::seal(&captured.copy)?;
     let copy = Arc::new(captured.copy);
     let memory = match shares {
@@ -64,7 +69,8 @@ pub(crate) fn snapshot(
         false => (CapturedBase::Whole(copy), None),
     };
     let held = history.origin.as_ref().map(|origin| &origin.files);
-    let snapshot = Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)?;
+    let state = (metadata, config, captured.state);
+    let snapshot = Snapshot::in_memory(state, memory, lineage, layers, held)?.with_working_set(working_set);
     progress.finish();
     Ok((snapshot, stats))
 }

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The child receives read-only descriptors of the base or pack, the pages over it and the layers of disks.
-//! Memory without a file is sealed first; no memory is copied. The child checks every message that could lead
+//! Memory without a file is sealed first; no memory is copied. The working set of a fork's children is the one
+//! file that they may write. The child checks every message that could lead
 //! to a wrong page.
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use crate::snapshot::MemoryFile;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::BaseSnapshot;
 use crate::snapshot::format::pack::Pack;
+use crate::snapshot::format::working_set::WorkingSetFile;
 use crate::snapshot::lineage::{Lineage, PagesToCapture};
 use crate::snapshot::opened::location::Location;
 use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, Packed, SnapshotMemory, Unpack};
@@ -57,8 +59,10 @@ struct HandoverHeader {
     over: bool,
     /// The base of the lineage. The set of pages that may differ from it is the last.
     lineage: Option<BaseSnapshot>,
-    /// Disks whose layers are the last descriptors.
+    /// Disks whose layers are the next descriptors.
     layers: Vec<String>,
+    /// Whether the last descriptor is the working set of the children.
+    working_set: bool,
     /// The pack in place of the base, if the base is filled on touch.
     pack: Option<HandoverPack>,
 }
@@ -105,11 +109,14 @@ impl Snapshot {
             let layer = self.layers().find(id)?.open("open layer")?;
             files.push(read_only(&layer).map_err(refused)?);
         }
+        let working_set = self.working_set_file().and_then(|place| place.shared_file());
+        files.extend(working_set.map(File::try_clone).transpose().map_err(refused)?);
         let lineage = self.lineage();
         let about = HandoverHeader {
             over: over.is_some(),
             lineage: lineage.map(|lineage| lineage.base.clone()),
             layers,
+            working_set: working_set.is_some(),
             pack,
         };
         let about = serde_json::to_vec(&about)
@@ -138,7 +145,7 @@ impl Snapshot {
         if !layered.map(|disk| &disk.id).eq(&about.layers) {
             return Err(wrong("names layers that are not those of its disks"));
         }
-        let expected = 1 + usize::from(about.over) + about.layers.len();
+        let expected = 1 + usize::from(about.over) + about.layers.len() + usize::from(about.working_set);
         if files.len() != expected {
             return Err(wrong(format!("has {} files, not {expected}", files.len())));
         }
@@ -148,13 +155,17 @@ impl Snapshot {
             Some(pack) => CapturedBase::Lazy(pack.open(files.next(), len)?),
         };
         let over = about.over.then(|| memory_file(files.next(), len).map(Arc::new)).transpose()?;
-        let layers: BTreeMap<_, _> = about.layers.into_iter().zip(files).collect();
+        let layers: BTreeMap<_, _> = about.layers.into_iter().zip(files.by_ref()).collect();
         for (id, layer) in &layers {
-            let is_file = layer.metadata().is_ok_and(|metadata| metadata.is_file());
-            is_file
+            is_regular(layer)
                 .then_some(())
                 .ok_or_else(|| wrong(format!("has a layer for disk {id} that is not a regular file")))?;
         }
+        let working_set = files.next().map(|file| match is_regular(&file) {
+            true => Ok(WorkingSetFile::shared(file, len)),
+            false => Err(wrong("has a working set that is not a regular file")),
+        });
+        let working_set = working_set.transpose()?;
         let mut sets = Sets { bytes: &pages, memory: len };
         let over = match over {
             Some(file) => Some(OverlayPages { pages: sets.next()?, file }),
@@ -165,7 +176,8 @@ impl Snapshot {
             None => None,
         };
         sets.end()?;
-        Self::in_memory((metadata, config, machine), (base, over), lineage, layers, None)?.received()
+        let received = Self::in_memory((metadata, config, machine), (base, over), lineage, layers, None)?;
+        received.with_working_set(working_set).received()
     }
 }
 
@@ -263,6 +275,10 @@ fn memory_file(file: Option<File>, len: u64) -> Result<File> {
         true => Err(wrong("has a memory file that is not sealed against changes")),
         false => Ok(file),
     }
+}
+
+fn is_regular(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.is_file())
 }
 
 fn wrong(problem: impl Into<String>) -> Error {

@@ -14,6 +14,7 @@ use crate::snapshot::Metadata;
 use crate::snapshot::format::pack::testing::{
     BOTH, TestMemory, content, file_of, noise, open, packed, packing,
 };
+use crate::snapshot::format::working_set::WorkingSet;
 
 const MIB: u64 = 8;
 const LEN: u64 = MIB << 20;
@@ -168,6 +169,25 @@ fn handover_serves_many_receivers_and_can_be_forwarded() {
         let third = received(|socket| again.send(&socket).unwrap()).unwrap();
         assert_eq!(word_of(&third.memory().unwrap().0.base().unwrap()), b"base");
     }
+}
+
+#[test]
+fn working_set_of_the_children_is_shared_with_them() {
+    let place = WorkingSetFile::of_children(LEN).unwrap();
+    let here = snapshot().with_working_set(Some(Arc::clone(&place)));
+    let handover = here.handover().unwrap();
+    let child = || received(|socket| handover.send(&socket).unwrap()).unwrap();
+    let (first, second) = (child(), child());
+    assert_eq!(first.working_set().unwrap(), None);
+    let kept = WorkingSet::of_written(&set(&[3, 4]), &set(&[9]));
+    first.working_set_file().unwrap().keep(kept.clone()).unwrap();
+    for snapshot in [here, second, child()] {
+        assert_eq!(snapshot.working_set().unwrap().as_deref(), Some(&kept));
+    }
+    let (parts, mut files) = Parts::of(&snapshot().with_working_set(Some(place)));
+    *files.last_mut().unwrap() = File::open("/dev/null").unwrap();
+    refused(&parts.message(&files), &files, "has a working set that is not a regular file");
+    refused(&parts.message(&files[..3]), &files[..3], "has 3 files, not 4");
 }
 
 #[test]

@@ -23,13 +23,13 @@ use crate::config::devices::MAX_DEVICES;
 use crate::snapshot::format::crc::CRC;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"VOLTFORK");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 pub const PARTS: usize = 3;
 /// Words before the checksum: magic, version, parts, descriptors.
 const WORDS: usize = 2 + PARTS + 1;
 const HEADER: usize = (WORDS + 1) * 8;
-/// The most descriptors: a base, the pages over it, and a layer for each disk.
-const MOST_DESCRIPTORS: usize = 2 + MAX_DEVICES;
+/// The most descriptors: a base, the pages over it, a layer for each disk, and a working set.
+const MOST_DESCRIPTORS: usize = 3 + MAX_DEVICES;
 
 /// Encodes a message.
 ///
