@@ -17,8 +17,8 @@ KERNEL_PACKAGES=(linux-image-cloud-amd64 linux-image-virtual linux-image-amd64 l
 STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}
 # The processor lacks cx16: QEMU 7.2 computes the flags after CMPXCHG16B from stale state, which sets the trap
 # flag at random. Kernel 6.12 uses that instruction in its allocator; one boot in three crashed.
-# Nor does it have erms and fsrm. With them, kernels fill and copy pages by REP STOSB and REP MOVSB, which take
-# the emulator half a microsecond a byte: a second for a huge page.
+# Nor does it have erms and fsrm. With them, kernels fill and copy pages by REP STOSB and REP MOVSB, which
+# take the emulator half a microsecond a byte: a second for a huge page.
 CPU=max,-cx16,-erms,-fsrm
 MEMORY=2048
 KEPT_MEMORY=3072

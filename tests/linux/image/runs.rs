@@ -57,7 +57,7 @@ impl Images {
         Outcome::of_command(&mut self.command(words))
     }
 
-    /// What a VM says about memory that was read ahead of its guest.
+    /// The report of a VM about memory that was read ahead of its guest.
     pub(super) fn mapped_ahead(&self, name: &str) -> Value {
         let (status, memory) = rest::ask(&self.names.of(name).join("api.sock"), "GET", "/v1/vm/memory", "");
         assert_eq!(status, 200, "{memory}");

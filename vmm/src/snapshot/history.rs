@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Result, report};
 use crate::machine::MachineState;
 use crate::memory::PAGE;
 use crate::memory::base::OverlayPages;
@@ -89,20 +89,18 @@ impl History {
         self.origin.as_ref().and_then(|origin| origin.lazy.as_ref())
     }
 
-    /// The place of the working set of a fork's children. `differs` pages of `bytes` of memory differ from the
-    /// VM's base now.
-    ///
-    /// # Errors
-    /// The host refuses a file in memory.
-    pub fn working_set_of_children(&mut self, bytes: u64, differs: u64) -> Result<Arc<WorkingSetFile>> {
+    /// The place of the working set of a fork's children. `differs` pages of `bytes` of memory differ from
+    /// the VM's base now. A working set is advice: there is none if the host refuses a file in memory.
+    pub fn working_set_of_children(&mut self, bytes: u64, differs: u64) -> Option<Arc<WorkingSetFile>> {
         if let Some(OfChildren { place, differed }) = &self.of_children
             && differs.abs_diff(*differed) < OUTDATED
         {
-            return Ok(Arc::clone(place));
+            return Some(Arc::clone(place));
         }
-        let place = WorkingSetFile::of_children(bytes)?;
+        let place = WorkingSetFile::of_children(bytes).inspect_err(|error| log::warn!("{}", report(error)));
+        let place = place.ok()?;
         self.of_children = Some(OfChildren { place: Arc::clone(&place), differed: differs });
-        Ok(place)
+        Some(place)
     }
 
     /// Lets `act` add the pages written since the last call to a set over `bytes` of memory, and records them
@@ -146,5 +144,22 @@ impl History {
                 pages.add_all(changed);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn working_set_of_children_is_begun_anew_once_the_parent_has_written_much() {
+        let mut history = History::default();
+        let mut place = |differs| history.working_set_of_children(1 << 30, differs).unwrap();
+        let first = place(100);
+        assert!(Arc::ptr_eq(&first, &place(100)) && Arc::ptr_eq(&first, &place(99 + OUTDATED)));
+        let second = place(100 + OUTDATED);
+        assert!(!Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&second, &place(101)));
+        // A rewind has undone what was written.
+        assert!(!Arc::ptr_eq(&second, &place(0)));
     }
 }

@@ -24,8 +24,8 @@ impl Vm {
     }
 
     /// Calls `act` when the first of the vsock connections has ended that host programs begin from now on. It
-    /// runs on a thread of the device, and must not block. Returns false, and never calls it, if the VM has no
-    /// vsock.
+    /// runs on a thread of the device, and must not block. Returns false, and never calls it, if the VM has
+    /// no vsock.
     pub fn at_end_of_connection(&self, act: impl FnOnce() + Send + 'static) -> bool {
         self.machine.on_machine(|machine| machine.platform().at_end_of_connection(act))
     }

@@ -35,7 +35,7 @@ pub(crate) enum PrefetchState {
 /// for long, and its set would cost each later one more than it saves.
 const MOST_BEFORE: u64 = (128 << 20) / PAGE;
 
-/// Most pages that are copied: 32 MiB for each VM. Of a set with more written pages none is copied, and each
+/// Most pages that are copied: 32 MiB for each VM. If a set has more written pages, none is copied, and each
 /// VM takes a page fault for those that it writes.
 const MOST_COPIES: u64 = (32 << 20) / PAGE;
 
@@ -69,8 +69,8 @@ impl PagesToMap {
         }
         let (pages, all) = (set.pages(), begun.elapsed());
         log::debug!(
-            "{pages} pages are mapped before the guest runs: copies took {for_copies:.1?}, other pages {:.1?}, \
-             the guest's page tables {:.1?}",
+            "{pages} pages are mapped before the guest runs: copies took {for_copies:.1?}, other pages \
+             {:.1?}, the guest's page tables {:.1?}",
             in_process - for_copies,
             all - in_process
         );

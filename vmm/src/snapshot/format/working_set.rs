@@ -481,7 +481,7 @@ mod tests {
             file.write_all_at(damaged, 0).unwrap();
             assert_eq!(another().set().unwrap(), None);
         }
-        // What is longer than any set is not read whole.
+        // A file that is longer than any set is not read whole.
         file.set_len(1 << 40).unwrap();
         assert_eq!(another().set().unwrap(), None);
         let shorter = WorkingSet::of(MEMORY, [PAGE]);

@@ -65,7 +65,7 @@ pub struct Snapshot {
     layers: layers::LayerFiles,
     /// The files that VMs map.
     files: Arc<Leases>,
-    /// The working set. That of a snapshot in memory is one of a fork's children.
+    /// The working set. A snapshot in memory has one of a fork's children.
     working_set: Option<Arc<WorkingSetFile>>,
 }
 

@@ -54,9 +54,9 @@ pub(crate) fn snapshot(
         CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| (), progress)?;
     }
     let lineage = history.lineage.as_ref().map(|lineage| of_child(lineage, &captured));
-    // Of memory that is filled on touch, the page tables do not tell what a guest has touched.
+    // The page tables do not tell what a guest has touched of memory that is filled on touch.
     let working_set = match &lazy {
-        None => Some(history.working_set_of_children(bytes, captured.pages.len())?),
+        None => history.working_set_of_children(bytes, captured.pages.len()),
         Some(_) => None,
     };
     freeze::seal(&captured.copy)?;
