@@ -93,6 +93,15 @@ impl Child {
         socket.starts_with(directory).then(|| Self { pid, socket, id, serial })
     }
 
+    /// Whether a process has memory in a file of this name.
+    #[must_use]
+    pub fn has_memfd(pid: u32, name: &str) -> bool {
+        let directory = format!("/proc/{pid}/fd");
+        let links = crate::scratch::list(directory.as_ref()).into_iter();
+        let mut links = links.filter_map(|number| std::fs::read_link(format!("{directory}/{number}")).ok());
+        links.any(|link| link.to_string_lossy().starts_with(&format!("/memfd:{name}")))
+    }
+
     /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {

@@ -10,7 +10,7 @@ pub use crate::snapshot::opened::grant::key::{directory as key_directory, ensure
 pub use crate::snapshot::{STATE_FILE, WORKING_SET_FILE};
 pub use crate::sockets::{ListenOptions, peer_of};
 pub use crate::store::dir::random_hex;
-pub use crate::threads::spawn as spawn_thread;
+pub use crate::threads::{named as named_thread, spawn as spawn_thread};
 pub use volt_kernel::initrd::archive;
 
 /// Parts of strict confinement, for the jailer and benchmarks.

@@ -13,8 +13,8 @@ use crate::sandbox::ThreadKind;
 /// library's, that much memory at its first touch.
 const STACK: usize = 1 << 20;
 
-/// A thread of this name.
-fn named(name: &str) -> thread::Builder {
+/// A thread of this name, with a small stack.
+pub fn named(name: &str) -> thread::Builder {
     thread::Builder::new().name(name.to_owned()).stack_size(STACK)
 }
 

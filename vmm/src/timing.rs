@@ -45,6 +45,9 @@ pub struct RestorePhases {
     pub devices: Duration,
     /// The state of vCPUs, interrupt controllers and devices.
     pub state: Duration,
+    /// Memory of a working set, mapped before the guest runs. Zero for a VM whose first vCPU runs on a lent
+    /// thread, which maps it later.
+    pub ahead: Duration,
     /// The start of devices and vCPUs. Zero for a VM that was restored paused.
     pub resume: Duration,
 }
@@ -53,8 +56,8 @@ impl RestorePhases {
     /// Returns the duration of the whole restore.
     #[must_use]
     pub fn total(&self) -> Duration {
-        let Self { prepare, machine, devices, state, resume } = *self;
-        prepare + machine + devices + state + resume
+        let Self { prepare, machine, devices, state, ahead, resume } = *self;
+        prepare + machine + devices + state + ahead + resume
     }
 }
 

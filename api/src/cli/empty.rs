@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 use volt_vmm::internal::host::KeptFeatures;
-use volt_vmm::internal::{create_vm_ahead, keep_kvm};
+use volt_vmm::internal::{create_vm_ahead, keep_kvm, named_thread};
 use volt_vmm::{Pool, VmShape, prepare_io_urings};
 
 use super::Outcome;
@@ -75,7 +74,7 @@ impl Empty {
             }
         };
         // No request waits for it: before it is done, the thread of a load asks for itself.
-        let _ = thread::Builder::new().name("volt-features".to_owned()).spawn(prepare);
+        let _ = named_thread("volt-features").spawn(prepare);
         session.serving(self.options).wait_for_vm()
     }
 }

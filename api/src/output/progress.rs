@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use volt_vmm::Progress;
+use volt_vmm::internal::named_thread;
 
 use crate::failure::Failure;
 use crate::messages::CLEAR_LINE;
@@ -78,7 +79,7 @@ pub(crate) fn watching<T>(
 }
 
 fn ticker() -> thread::Builder {
-    thread::Builder::new().name("volt-progress".into())
+    named_thread("volt-progress")
 }
 
 /// Returns the percentage, or `None` if the total is unknown.

@@ -1,6 +1,7 @@
 //! Quiet snapshots and forks: the workload is frozen, and each clone wakes as a VM of its own.
 
 use std::collections::HashSet;
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use serde_json::json;
 use volt_tests::{needs, rest, wait_until};
 
 use super::runs::{IMAGE, Images};
+use super::warm::kernel_can_pre_fault;
 
 /// Draws random numbers of the kernel again and again, ends with status 4 when asked to, and has a machine id
 /// and hooks.
@@ -152,10 +154,17 @@ fn children_of_a_quiet_fork_wake_as_vms_of_their_own() {
 #[test]
 fn children_of_later_forks_have_the_pages_that_the_first_one_touched() {
     needs!(kvm, linux, agent);
-    let images = drawing();
+    let images = Images::new();
+    let log = images.names.scratch().path("log").display().to_string();
+    let options = ["run", "--detach", "--name", "web", "--log", &log, "--log-level", "debug"];
+    images.run(&[&options[..], &[IMAGE, "sh", "-c", SCRIPT]].concat()).succeeded();
+    wait_until("it draws", || images.run(&["exec", "web", "grep", "-q", "-", "/numbers"]).status == 0);
     let fork = |name| images.names.ok(&format!("fork --quiesce --require-agent --name {name} web"));
     fork("first");
     assert!(images.mapped_ahead("first").is_null(), "nothing is known yet");
+    // The agent has been called, but not by another program.
+    fork("second");
+    assert!(images.mapped_ahead("second").is_null(), "nothing is known yet");
     exec(&images, "first", "grep -c - /numbers");
     // The set is kept once the connection has ended, which nothing tells.
     wait_until("a child has pages from the start", || {
@@ -168,8 +177,13 @@ fn children_of_later_forks_have_the_pages_that_the_first_one_touched() {
     });
     let ahead = images.mapped_ahead("later");
     assert!(ahead["read"].as_u64() > Some(100) && ahead["read"] == ahead["pages"], "{ahead}");
-    draw_apart(&images, &["web", "first", "later"]);
-    are_of_their_own(&images, &["first", "later"]);
+    let text = fs::read_to_string(&log).unwrap();
+    let said = |words: &str| text.lines().any(|line| line.contains("[later]") && line.contains(words));
+    assert!(said("pages are mapped before the guest runs"), "{text}");
+    assert!(!said("is not mapped for the guest ahead") || !kernel_can_pre_fault(), "{text}");
+    // They are of two instants.
+    draw_apart(&images, &["web", "later"]);
+    draw_apart(&images, &["first", "later"]);
 }
 
 /// Ends once a hook has let it. The hook of `child-1` does so soon, and that of `child-2` is slow, and then

@@ -60,7 +60,7 @@ fn contains(path: &Path, word: &str) -> bool {
 }
 
 /// Whether this kernel has `KVM_PRE_FAULT_MEMORY`: from Linux 6.11 on, with nested paging.
-fn kernel_can_pre_fault() -> bool {
+pub(super) fn kernel_can_pre_fault() -> bool {
     let pages = ["amd/parameters/npt", "intel/parameters/ept"];
     let pages = pages.map(|file| fs::read_to_string(format!("/sys/module/kvm_{file}")).unwrap_or_default());
     let has_nested_paging = pages.iter().any(|value| matches!(value.trim(), "Y" | "1"));

@@ -141,6 +141,7 @@ fn strict_guest_is_saved_and_forked_within_its_bounds_alone() {
     let report: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
     let pid = u32::try_from(report["pid"].as_u64().unwrap()).unwrap();
     assert_eq!(fs::read_dir(format!("/proc/{pid}/root")).unwrap().count(), 0);
+    assert!(!Child::has_memfd(pid, "volt-working-set"), "children write nothing that others read");
     Child::from_line(forked.stdout.trim_end(), &children.join("serial")).stop();
     wait_until("the child is gone", || !fs::exists(format!("/proc/{pid}")).unwrap());
     assert_eq!(fs::read_dir(&children).unwrap().count(), 1, "its layer alone is left");

@@ -246,6 +246,54 @@ fn each_child_has_its_own_vsock_and_console() {
     assert!(!guest.output().contains("WRONG"));
 }
 
+/// The report of a child about memory that was mapped ahead of its guest.
+fn mapped_ahead(child: &Child) -> Value {
+    let (status, memory) = child.ask("GET", "/v1/vm/memory", "");
+    assert_eq!(status, 200, "{memory}");
+    serde_json::from_str::<Value>(&memory).unwrap()["prefetch"].take()
+}
+
+#[test]
+fn children_have_the_pages_that_the_first_child_with_a_connection_touched() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let socket = scratch.fresh("vsock");
+    let mut guest = Boot::small("vsock")
+        .scratch(&scratch)
+        .device(["--vsock".into(), format!("cid=5,socket={}", socket.display())])
+        .start();
+    guest.next_number("cid");
+    let socket_of = |name: &str| scratch.path(&format!("vsock-{name}"));
+    let fork = |name: &str, paused| {
+        let own = json!({"vsock_override": {"uds_path": socket_of(name)}});
+        Child::fork(guest.socket(), scratch.directory(), &[(name, own)], paused).pop().unwrap()
+    };
+    let [first, _second] = ["one", "two"].map(|name| fork(name, false));
+    assert!(mapped_ahead(&first).is_null() && Child::has_memfd(first.pid(), "volt-working-set"));
+    streams::echoes(&connect(&socket_of("one"), 1000), b"to the first child");
+    let mut later = Vec::new();
+    // Nothing tells that the set was kept.
+    wait_until("a child has pages from the start", || {
+        let name = format!("later-{}", later.len());
+        let child = fork(&name, true);
+        let is_ahead = !mapped_ahead(&child).is_null();
+        later.push((name, child));
+        is_ahead
+    });
+    let (name, child) = later.pop().unwrap();
+    let ahead = mapped_ahead(&child);
+    assert!(ahead["pages"].as_u64() > Some(0) && ahead["read"] == ahead["pages"], "{ahead}");
+    assert!(!Child::has_memfd(child.pid(), "volt-working-set"), "it has one already");
+    assert_eq!(child.ask("PATCH", "/vm", r#"{"state": "Resumed"}"#).0, 204);
+    streams::echoes(&connect(&socket_of(&name), 1000), b"to a later child");
+    // The first set stays.
+    streams::echoes(&connect(&socket_of("two"), 1000), b"to the second child");
+    let last = fork("last", false);
+    assert_eq!(mapped_ahead(&last)["pages"], ahead["pages"]);
+    streams::echoes(&connect(&socket_of("last"), 1000), b"to the last child");
+    assert!([&child, &last].iter().all(|child| !child.output().contains("WRONG")));
+}
+
 #[test]
 fn fork_without_own_socket_and_disk_is_refused() {
     needs!(kvm);

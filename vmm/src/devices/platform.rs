@@ -263,7 +263,7 @@ impl Platform {
         self.handles.vsock.as_ref().map(|vsock| lock(vsock).at_connection(act)).is_some()
     }
 
-    /// Calls `act` when the first of the vsock connections has ended that host programs begin from now on.
+    /// Calls `act` when the first of the vsock connections has ended that host programs make from now on.
     /// Returns false if the VM has no vsock.
     pub(crate) fn at_end_of_connection(&self, act: impl FnOnce() + Send + 'static) -> bool {
         self.handles.vsock.as_ref().map(|vsock| lock(vsock).at_end_of_connection(act)).is_some()

@@ -71,7 +71,7 @@ pub struct Vm {
     phases: Option<RestorePhases>,
     /// Counts snapshots, from the first on.
     snapshots: OnceLock<Box<SnapshotCounters>>,
-    /// The place of the working set of a template that has none yet.
+    /// The place of the working set of a template, or of a fork's children, that has none yet.
     pub(crate) working_set: Option<Arc<WorkingSetFile>>,
     /// Dropped last, after the guest's end.
     pub(crate) recording: Option<Recording>,

@@ -55,7 +55,9 @@ impl Snapshot {
         let mut vm = Vm::of(machine, history).with_working_set(ahead, recording);
         vm.working_set = working_set;
         if first == FirstVcpu::OwnThread {
+            let mut clock = PhaseClock::start();
             vm.map_working_set();
+            phases.ahead = clock.phase_done();
         }
         if resume {
             let mut clock = PhaseClock::start();

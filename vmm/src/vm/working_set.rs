@@ -8,12 +8,13 @@ use std::time::Instant;
 use crate::error::{Error, Result, report};
 use crate::machine::Machine;
 use crate::memory::PAGE;
+use crate::memory::base::PageSize;
 use crate::memory::dirty::populated::touched_pages;
 use crate::memory::lazy::prefetch::{PageRanges, PrefetchProgress};
 use crate::memory::prefault::{copy_in, map_in, populate};
 use crate::memory::ram::GuestRam;
 use crate::snapshot::RecordingSummary;
-use crate::snapshot::format::working_set::{Plan, WorkingSet};
+use crate::snapshot::format::working_set::{MOST_MAPPED, Plan, WorkingSet};
 use crate::snapshot::restore::record::Recording;
 use crate::sync::lock;
 use crate::vm::Vm;
@@ -31,13 +32,9 @@ pub(crate) enum PrefetchState {
     Shared(PageRanges),
 }
 
-/// Most pages that are kept, and mapped before the guest runs: 128 MiB. A guest that touched more had worked
-/// for long, and its set would cost each later one more than it saves.
-const MOST_BEFORE: u64 = (128 << 20) / PAGE;
-
-/// Most pages that are copied: 32 MiB for each VM. If a set has more written pages, none is copied, and each
-/// VM takes a page fault for those that it writes.
-const MOST_COPIES: u64 = (32 << 20) / PAGE;
+/// Most bytes that are copied for a VM. If the written pages of a set take more, none is copied, and each VM
+/// takes a page fault for those that it writes.
+const MOST_COPIED: u64 = 32 << 20;
 
 /// Pages to map before the guest runs.
 pub(crate) struct PagesToMap {
@@ -52,7 +49,9 @@ impl PagesToMap {
     pub(crate) fn map(self, mut pre_fault: impl FnMut(Range<u64>) -> io::Result<()>) {
         let Self { ram, set, progress } = self;
         let begun = Instant::now();
-        let (copied, mapped) = to_copy_and_to_map(&set);
+        // A copy of a page in a hole takes a huge page where there are such.
+        let unit = if ram.base().has_anonymous_holes { PageSize::Huge.bytes() } else { PAGE };
+        let (copied, mapped) = to_copy_and_to_map(&set, unit);
         let copies = copied.iter().try_for_each(|run| copy_in(&ram, run.clone()));
         let for_copies = begun.elapsed();
         let mapped = copies.and_then(|()| mapped.iter().try_for_each(|run| map_in(&ram, run.clone())));
@@ -77,10 +76,15 @@ impl PagesToMap {
     }
 }
 
-/// The ranges of a set to copy, and those to map.
-fn to_copy_and_to_map(set: &WorkingSet) -> (&[Range<u64>], &[Range<u64>]) {
-    let written: u64 = set.written().iter().map(|run| (run.end - run.start) / PAGE).sum();
-    if written > MOST_COPIES { (&[], set.page_ranges()) } else { (set.written(), set.others()) }
+/// The ranges of a set to copy, and those to map. Memory is copied in units of this many bytes.
+fn to_copy_and_to_map(set: &WorkingSet, unit: u64) -> (&[Range<u64>], &[Range<u64>]) {
+    let (mut units, mut last) = (0, None);
+    for run in set.written() {
+        let (from, to) = (run.start / unit, (run.end - 1) / unit);
+        units += to - from + u64::from(last != Some(from));
+        last = Some(to);
+    }
+    if units * unit > MOST_COPIED { (&[], set.page_ranges()) } else { (set.written(), set.others()) }
 }
 
 impl Vm {
@@ -126,7 +130,7 @@ impl Vm {
         let mut ahead = lock(&self.ahead);
         let PrefetchState::Planned(Plan { set, .. }) = &*ahead else { return None };
         let ram = self.machine.on_machine(|machine| machine.shell().ram.clone());
-        if set.written().is_empty() || set.pages() > MOST_BEFORE || ram.faults().is_some() {
+        if set.written().is_empty() || set.pages() > MOST_MAPPED || ram.faults().is_some() {
             return None;
         }
         let (set, progress) = (Arc::clone(set), PrefetchProgress::of(set.page_ranges()));
@@ -134,7 +138,8 @@ impl Vm {
         Some(PagesToMap { ram, set, progress })
     }
 
-    /// Whether [`Vm::keep_working_set`] would give the snapshot its first working set.
+    /// Whether [`Vm::keep_working_set`] would keep a set, unless another VM of the same snapshot or fork has
+    /// kept one meanwhile.
     #[must_use]
     pub fn lacks_working_set(&self) -> bool {
         self.working_set.is_some()
@@ -161,7 +166,7 @@ impl Vm {
         let [written, read] = touched_pages(&ram)?;
         let set = WorkingSet::of_written(&written, &read);
         let pages = set.pages();
-        if pages > MOST_BEFORE {
+        if pages > MOST_MAPPED {
             return Ok(None);
         }
         beside.keep(set).map(|()| Some(pages))
@@ -198,15 +203,30 @@ mod tests {
 
     #[test]
     fn written_pages_are_copied_unless_they_are_too_many() {
-        let memory = 4 * MOST_COPIES * PAGE;
-        let set = |written: u64| {
-            let (mut pages, mut others) = (PageSet::none(memory), PageSet::none(memory));
-            pages.add(PAGE..(1 + written) * PAGE);
+        let memory = 4 * MOST_COPIED;
+        let set = |pages: &[Range<u64>]| {
+            let (mut written, mut others) = (PageSet::none(memory), PageSet::none(memory));
+            pages.iter().for_each(|run| written.add(run.clone()));
             others.add(memory - PAGE..memory);
-            WorkingSet::of_written(&pages, &others)
+            WorkingSet::of_written(&written, &others)
         };
-        let (few, many) = (set(MOST_COPIES), set(MOST_COPIES + 1));
-        assert_eq!(to_copy_and_to_map(&few), (few.written(), few.others()));
-        assert_eq!(to_copy_and_to_map(&many), (&[][..], &many.page_ranges()[..]));
+        let is_copied = |pages: &[Range<u64>], unit| {
+            let set = set(pages);
+            let (copied, mapped) = to_copy_and_to_map(&set, unit);
+            let all = [copied, mapped].concat();
+            assert_eq!(all, set.page_ranges()[..], "nothing is left out");
+            assert!(copied.is_empty() || copied == set.written());
+            !copied.is_empty()
+        };
+        let run = |pages: u64| PAGE..(1 + pages) * PAGE;
+        assert!(is_copied(&[run(MOST_COPIED / PAGE)], PAGE));
+        assert!(!is_copied(&[run(MOST_COPIED / PAGE + 1)], PAGE));
+        // Two pages of each huge page.
+        let huge = PageSize::Huge.bytes();
+        let pairs = |count| {
+            let page = |at| at..at + PAGE;
+            (0..count).flat_map(|at| [page(at * huge), page(at * huge + 9 * PAGE)]).collect::<Vec<_>>()
+        };
+        assert!(is_copied(&pairs(16), huge) && !is_copied(&pairs(17), huge) && is_copied(&pairs(17), PAGE));
     }
 }

@@ -212,6 +212,7 @@ fn restore_phases(picture: &Picture, to: &mut Samples<'_>) {
         ("machine", phases.machine),
         ("devices", phases.devices),
         ("state", phases.state),
+        ("ahead", phases.ahead),
         ("resume", phases.resume),
     ] {
         to.histogram(&[("phase", phase)], &Durations::of(took));

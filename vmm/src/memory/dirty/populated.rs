@@ -100,12 +100,14 @@ pub fn mapped_pages(ram: &GuestRam) -> Result<PageSet> {
 }
 
 /// The pages that the guest has written since its restore, and the others that it may have read. Its memory
-/// is mapped from a file, but for holes.
+/// is mapped from a file, but for holes. Pages that a restore copies over the base count as
+/// written.
 ///
 /// # Errors
 /// The pagemap cannot be read.
 pub fn touched_pages(ram: &GuestRam) -> Result<[PageSet; 2]> {
-    let held = held_pages(ram)?;
+    let mut held = PageSet::none(ram.len());
+    add_private(ram, &mut held).map_err(|source| Error::file("read", PAGEMAP, source))?;
     let written = if ram.base().has_anonymous_holes { without_zeros(ram, &held)? } else { held.clone() };
     let mapped = mapped_pages(ram)?;
     let mut read = PageSet::none(ram.len());
@@ -155,9 +157,13 @@ fn add_where(start: u64, bytes: u64, is_one: impl Fn(u64) -> bool, to: &mut Page
 mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
+    use std::sync::Arc;
+
     use super::*;
     use crate::memory::backing::Backing;
+    use crate::memory::base::OverlayPages;
     use crate::memory::files::data::data_ranges;
+    use crate::memory::files::memfd::fresh;
 
     #[test]
     fn scan_finds_pages_of_the_base_and_of_the_clone() {
@@ -184,5 +190,23 @@ mod tests {
         let [written, read] = touched_pages(&clone).unwrap();
         assert_eq!(written.page_ranges().collect::<Vec<_>>(), private);
         assert!(read.has(0x30_0000) && !read.has(0x10_1000) && !read.has(0x70_0000));
+    }
+
+    #[test]
+    fn page_laid_over_the_base_is_touched_only_once_the_guest_touches_it() {
+        let (ram, run) = (GuestRam::reserve(8 << 20).unwrap(), 0x20_0000..0x40_0000);
+        let mut pages = PageSet::none(ram.len());
+        pages.add(run.clone());
+        let over = OverlayPages { pages: Arc::new(pages), file: Arc::new(fresh(ram.len()).unwrap()) };
+        over.file.write_all_at(&[7], run.start).unwrap();
+        let base = Arc::new(fresh(ram.len()).unwrap());
+        Backing::Private { base, pages: Some(over) }.map(&ram).unwrap();
+        let [written, read] = touched_pages(&ram).unwrap();
+        assert!(written.is_empty() && read.is_empty());
+        assert_eq!(ram.guest().read_obj::<u8>(GuestAddress(run.start)).unwrap(), 7);
+        ram.guest().write_obj(1u8, GuestAddress(0x30_0000)).unwrap();
+        let [written, read] = touched_pages(&ram).unwrap();
+        assert_eq!(written.page_ranges().collect::<Vec<_>>(), [0x30_0000..0x30_1000]);
+        assert!(read.has(run.start) && !read.has(0x30_0000));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
@@ -37,12 +37,14 @@ pub(crate) fn lacks_huge_pages(len: u64, errno: Errno) -> Error {
     Error::host(act, errno)
 }
 
-/// Creates an empty memfd, which may grow.
+/// Creates a memfd of `len` bytes of zeros, whose length never changes.
 ///
 /// # Errors
 /// The host refuses it.
-pub fn empty(name: &str) -> rustix::io::Result<File> {
-    memfd(name, 0, MemfdFlags::empty())
+pub fn of_fixed_length(name: &str, len: u64) -> rustix::io::Result<File> {
+    let memfd = memfd(name, len, MemfdFlags::empty())?;
+    rustix::fs::fcntl_add_seals(&memfd, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    Ok(memfd)
 }
 
 fn memfd(name: &str, len: u64, flags: MemfdFlags) -> rustix::io::Result<File> {

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use super::crc::CRC;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::files::memfd::empty;
+use crate::memory::files::memfd::of_fixed_length;
 use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::page_ranges;
 use crate::memory::page_set::PageSet;
@@ -299,6 +299,12 @@ enum Place {
 
 /// The id in a set of a fork's children, whose snapshots are many.
 const SHARED: &str = "0";
+/// Most pages of a set whose pages are mapped before a guest runs: 128 MiB. A guest that touched more had
+/// worked for long, and its set would cost each later one more than it saves.
+pub(crate) const MOST_MAPPED: u64 = (128 << 20) / PAGE;
+/// Bytes of the file of a set that children share: its length in 8 bytes, and the set. Each range of the
+/// largest one has a single page.
+const SHARED_LEN: u64 = (8 + HEAD + 8) as u64 + MOST_MAPPED * page_ranges::LEN as u64;
 
 impl WorkingSetFile {
     /// The place in `directory` of the set of snapshot `id`, with `memory` bytes of memory. Reads nothing
@@ -313,7 +319,7 @@ impl WorkingSetFile {
     /// # Errors
     /// The host refuses a file in memory.
     pub fn of_children(memory: u64) -> Result<Arc<Self>> {
-        let file = empty("volt-working-set")
+        let file = of_fixed_length("volt-working-set", SHARED_LEN)
             .map_err(|errno| Error::host("create a working set for a fork's children", errno))?;
         Ok(Self::shared(file, memory))
     }
@@ -356,7 +362,7 @@ impl WorkingSetFile {
         Ok(known.insert(set).clone())
     }
 
-    /// Replaces the set.
+    /// Replaces the set. The first one that a child of a fork keeps stays for all of them.
     ///
     /// # Errors
     /// As [`WorkingSet::keep`].
@@ -364,24 +370,30 @@ impl WorkingSetFile {
         let mut known = lock(&self.known);
         match &self.place {
             Place::Directory { path, id } => set.keep(path, id, self.memory)?,
-            Place::Shared(file) => {
+            Place::Shared(file) if read_shared(file, self.memory).is_none() => {
                 let bytes = set.encode(SHARED, self.memory);
-                let written = file.write_all_at(&bytes, 0).and_then(|()| file.set_len(bytes.len() as u64));
-                written.map_err(|source| Error::host("keep a working set for a fork's children", source))?;
+                // One call writes all of it, and so no two sets are mixed.
+                let bytes = [&(bytes.len() as u64).to_le_bytes()[..], &bytes].concat();
+                file.write_all_at(&bytes, 0)
+                    .map_err(|source| Error::host("keep a working set for a fork's children", source))?;
             }
+            Place::Shared(_) => return Ok(()),
         }
         *known = Some(Some(Arc::new(set)));
         Ok(())
     }
 }
 
-/// Reads the set of a fork's children. One that another process is writing, or has damaged, is as good as
-/// none.
+/// Reads the set of a fork's children. One that another process is writing, or that no child would keep, is
+/// as good as none.
 fn read_shared(file: &File, memory: u64) -> Option<WorkingSet> {
-    let len = file.metadata().ok()?.len().min((HEAD + 8) as u64 + page_ranges::longest(memory));
-    let mut bytes = vec![0; len as usize];
-    file.read_exact_at(&mut bytes, 0).ok()?;
-    WorkingSet::decode(&bytes[..], SHARED, memory).ok()?.ok()
+    let mut len = [0; 8];
+    file.read_exact_at(&mut len, 0).ok()?;
+    let len = u64::from_le_bytes(len);
+    let mut bytes = vec![0; usize::try_from(len).ok().filter(|_| len <= SHARED_LEN - 8)?];
+    file.read_exact_at(&mut bytes, 8).ok()?;
+    let set = WorkingSet::decode(&bytes[..], SHARED, memory).ok()?.ok()?;
+    Some(set).filter(|set| set.written > 0 && set.pages() <= MOST_MAPPED)
 }
 
 /// A snapshot's id as a number; one that no snapshot has if `id` is malformed.
@@ -467,27 +479,50 @@ mod tests {
     }
 
     #[test]
-    fn shared_set_is_read_once_it_is_whole_and_can_be_replaced() {
+    fn first_shared_set_that_is_whole_stays() {
         let place = WorkingSetFile::of_children(MEMORY).unwrap();
         let file = place.shared_file().unwrap();
         let another = || WorkingSetFile::shared(file.try_clone().unwrap(), MEMORY);
-        let (before, longer) = (another(), set());
+        let (before, first) = (another(), WorkingSet { written: 2, ..set() });
         assert_eq!(before.set().unwrap(), None);
-        before.keep(longer.clone()).unwrap();
-        assert_eq!(place.set().unwrap().as_deref(), Some(&longer));
-        let whole = longer.encode(SHARED, MEMORY);
-        for damaged in [&whole[..whole.len() - 1], b"VOLTWSET", b""] {
-            file.set_len(0).unwrap();
-            file.write_all_at(damaged, 0).unwrap();
+        let whole = first.encode(SHARED, MEMORY);
+        let with_len = |len: usize, set: &[u8]| [&len.to_le_bytes()[..], set].concat();
+        let unwritten = set().encode(SHARED, MEMORY);
+        for wrong in [
+            with_len(whole.len(), &whole[..whole.len() - 9]),
+            with_len(whole.len() - 1, &whole),
+            with_len(usize::MAX, &whole),
+            with_len(SHARED_LEN as usize - 7, &whole),
+            with_len(unwritten.len(), &unwritten),
+        ] {
+            file.write_all_at(&wrong, 0).unwrap();
             assert_eq!(another().set().unwrap(), None);
         }
-        // A file that is longer than any set is not read whole.
-        file.set_len(1 << 40).unwrap();
-        assert_eq!(another().set().unwrap(), None);
-        let shorter = WorkingSet::of(MEMORY, [PAGE]);
-        another().keep(shorter.clone()).unwrap();
-        assert_eq!(another().set().unwrap().as_deref(), Some(&shorter));
+        before.keep(first.clone()).unwrap();
+        another().keep(WorkingSet { written: 1, ..set() }).unwrap();
+        for reader in [&place, &another()] {
+            assert_eq!(reader.set().unwrap().as_deref(), Some(&first));
+        }
         assert_eq!(WorkingSetFile::shared(file.try_clone().unwrap(), 2 * MEMORY).set().unwrap(), None);
+        // No child makes it longer, shorter, or unchangeable.
+        assert!(file.set_len(SHARED_LEN + 1).is_err() && file.set_len(0).is_err());
+        rustix::fs::fcntl_add_seals(file, rustix::fs::SealFlags::WRITE).unwrap_err();
+    }
+
+    #[test]
+    fn shared_set_of_too_many_pages_is_none() {
+        let memory = 2 * MOST_MAPPED * PAGE;
+        let place = |pages: u64| {
+            let place = WorkingSetFile::of_children(memory).unwrap();
+            let runs = (0..pages).map(|page| 2 * page * PAGE..(2 * page + 1) * PAGE).collect();
+            place.keep(WorkingSet { runs, written: 1 }).unwrap();
+            WorkingSetFile::shared(place.shared_file().unwrap().try_clone().unwrap(), memory)
+        };
+        assert_eq!(place(MOST_MAPPED).set().unwrap().unwrap().pages(), MOST_MAPPED);
+        let all = WorkingSet { runs: vec![0..PAGE, PAGE..memory].into(), written: 1 };
+        let large = WorkingSetFile::of_children(memory).unwrap();
+        large.keep(all).unwrap();
+        assert!(read_shared(large.shared_file().unwrap(), memory).is_none());
     }
 
     #[test]

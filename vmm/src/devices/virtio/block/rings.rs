@@ -7,13 +7,14 @@
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode};
 
 use crate::sandbox;
 use crate::sync::lock;
+use crate::threads;
 
 /// Requests of a disk in flight at once. A power of two, as io_uring wants it.
 pub const ENTRIES: u16 = super::QUEUE;
@@ -61,7 +62,7 @@ pub fn prepare_io_urings(count: usize) {
         let made = (0..count).map_while(|_| make().ok());
         lock(&SPARE).extend(made);
     };
-    match thread::Builder::new().name("volt-rings".to_owned()).spawn(prepare) {
+    match threads::named("volt-rings").spawn(prepare) {
         Ok(thread) => *lock(&PREPARING) = Some(thread),
         Err(_) => prepare(),
     }

@@ -11,6 +11,8 @@ const MAX_LINE: usize = 32;
 #[derive(Debug)]
 pub(super) struct Caller {
     pub stream: UnixStream,
+    /// Another program, and not volt-vmm itself.
+    pub is_program: bool,
     /// The part of the line that has arrived.
     line: Vec<u8>,
 }
@@ -27,8 +29,8 @@ pub(super) enum CallerRequest {
 }
 
 impl Caller {
-    pub fn new(stream: UnixStream) -> Self {
-        Self { stream, line: Vec::new() }
+    pub fn new(stream: UnixStream, is_program: bool) -> Self {
+        Self { stream, is_program, line: Vec::new() }
     }
 
     /// Reads up to the end of the line and not beyond: the bytes after it are for the guest.
@@ -77,7 +79,7 @@ mod tests {
     fn line_in_pieces_is_read_without_the_bytes_after_it() {
         let (mut host, stream) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
-        let mut caller = Caller::new(stream);
+        let mut caller = Caller::new(stream, true);
         for piece in ["", "CONN", "ECT 10", "24"] {
             host.write_all(piece.as_bytes()).unwrap();
             assert_eq!(caller.read_line(), CallerRequest::Incomplete);
@@ -97,7 +99,7 @@ mod tests {
             let (mut host, stream) = UnixStream::pair().unwrap();
             stream.set_nonblocking(true).unwrap();
             host.write_all(line.as_bytes()).unwrap();
-            assert_eq!(Caller::new(stream).read_line(), CallerRequest::Invalid, "{line}");
+            assert_eq!(Caller::new(stream, true).read_line(), CallerRequest::Invalid, "{line}");
         }
     }
 }

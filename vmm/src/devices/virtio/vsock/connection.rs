@@ -79,6 +79,10 @@ pub(super) struct Connection {
     pub is_ready: bool,
     /// Epoll reports room in the socket.
     pub is_watched_for_room: bool,
+    /// A program of the host began it.
+    pub is_of_program: bool,
+    /// Both sides have agreed to it, perhaps some time ago.
+    pub was_established: bool,
     /// Log of the device.
     log: Arc<LogLimit>,
 }
@@ -104,6 +108,8 @@ impl Connection {
             lost_bytes: false,
             is_ready: false,
             is_watched_for_room: false,
+            is_of_program: false,
+            was_established: false,
             log: Arc::clone(log),
         }
     }

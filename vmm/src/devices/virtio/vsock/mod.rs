@@ -86,10 +86,10 @@ impl Vsock {
         self.table.remove_socket();
     }
 
-    /// Takes a connected stream as that of a host program that has not named its port yet. Its reads and
-    /// writes must not block.
+    /// Takes a connected stream of this program, which has not named its port yet. Its reads and writes must
+    /// not block.
     pub fn add_caller(&mut self, stream: UnixStream) {
-        self.table.add_caller(stream);
+        self.table.add_caller(stream, false);
     }
 
     /// Calls `act` when a connection is established, in whichever direction.
@@ -97,7 +97,7 @@ impl Vsock {
         self.table.on_connection(act);
     }
 
-    /// Calls `act` when the first of the connections has ended that host programs begin from now on.
+    /// Calls `act` when the first of the connections has ended that host programs make from now on.
     pub fn at_end_of_connection(&mut self, act: impl FnOnce() + Send + 'static) {
         self.table.on_end(act);
     }

@@ -70,20 +70,31 @@ pub(super) struct ConnectionTable {
     /// Limits the log lines that a guest can cause by connecting again and again.
     log: Arc<LogLimit>,
     /// Called when a connection is established.
-    on_connection: OnConnection,
-    /// Called when a connection of a host program with this token or a later one has ended.
-    on_end: (u64, OnConnection),
+    on_connection: OnEvent,
+    /// Called when a connection of a host program has ended.
+    on_end: OnEvent,
+    /// Earlier connections do not count for that.
+    on_end_from: u64,
     /// Number of connections made and ended since [`ConnectionTable::count`].
     made: u64,
     ended: u64,
 }
 
+/// Called once.
 #[derive(Default)]
-struct OnConnection(Option<Box<dyn FnOnce() + Send>>);
+struct OnEvent(Option<Box<dyn FnOnce() + Send>>);
 
-impl fmt::Debug for OnConnection {
+impl OnEvent {
+    fn call(&mut self) {
+        if let Some(act) = self.0.take() {
+            act();
+        }
+    }
+}
+
+impl fmt::Debug for OnEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("OnConnection").field(&self.0.is_some()).finish()
+        f.debug_tuple("OnEvent").field(&self.0.is_some()).finish()
     }
 }
 
@@ -108,8 +119,9 @@ impl ConnectionTable {
             refusals: VecDeque::new(),
             has_callers: true,
             log: Arc::new(LogLimit::new()),
-            on_connection: OnConnection::default(),
-            on_end: (0, OnConnection::default()),
+            on_connection: OnEvent::default(),
+            on_end: OnEvent::default(),
+            on_end_from: 0,
             made: 0,
             ended: 0,
         };
@@ -128,9 +140,10 @@ impl ConnectionTable {
         self.on_connection.0 = Some(Box::new(act));
     }
 
-    /// Calls `act` when the first of the connections has ended that host programs begin from now on.
+    /// Calls `act` when the first of the connections has ended that host programs make from now on.
     pub fn on_end(&mut self, act: impl FnOnce() + Send + 'static) {
-        self.on_end = (self.next_token, OnConnection(Some(Box::new(act))));
+        self.on_end.0 = Some(Box::new(act));
+        self.on_end_from = self.next_token;
     }
 
     /// Adds the connections made and ended since the last call.
@@ -183,7 +196,7 @@ impl ConnectionTable {
                 return NextTurn::Wait;
             }
             match self.host.accept() {
-                Ok(Some(stream)) => self.add_caller(stream),
+                Ok(Some(stream)) => self.add_caller(stream, true),
                 Ok(None) => self.has_callers = false,
                 Err(error) => {
                     self.warn("accept a connection", &error);
@@ -194,8 +207,8 @@ impl ConnectionTable {
         NextTurn::Again
     }
 
-    /// Adds a host program that will name a port.
-    pub fn add_caller(&mut self, stream: UnixStream) {
+    /// Adds a host program, or this one, that will name a port.
+    pub fn add_caller(&mut self, stream: UnixStream, is_program: bool) {
         let token = self.next_token;
         if let Err(error) = self.watch(&stream, token) {
             return self.warn("watch a connection", &error);
@@ -204,7 +217,7 @@ impl ConnectionTable {
         if self.callers.len() >= MAX_CALLERS {
             self.callers.pop_first();
         }
-        self.callers.insert(token, Caller::new(stream));
+        self.callers.insert(token, Caller::new(stream, is_program));
     }
 
     fn read_caller(&mut self, token: u64, flags: EventFlags) {
@@ -213,12 +226,13 @@ impl ConnectionTable {
         if request == CallerRequest::Incomplete {
             return;
         }
-        let Some(Caller { stream, .. }) = self.callers.remove(&token) else { return };
+        let Some(Caller { stream, is_program, .. }) = self.callers.remove(&token) else { return };
         if let CallerRequest::Port(guest) = request
             && self.connections.len() < MAX_CONNECTIONS
         {
             let ports = self.free_ports(guest);
             let mut connection = Connection::from_host(ports, self.guest_cid, (stream, &self.log));
+            connection.is_of_program = is_program;
             connection.handle_events(flags);
             self.insert(token, connection);
         }
@@ -336,25 +350,19 @@ impl ConnectionTable {
     /// Updates the table after a change of a connection.
     fn update(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        if connection.is_established()
-            && let Some(act) = self.on_connection.0.take()
-        {
-            act();
+        if connection.is_established() {
+            connection.was_established = true;
+            self.on_connection.call();
         }
         if connection.has_free_ports() && self.by_ports.get(&connection.ports) == Some(&token) {
             self.by_ports.remove(&connection.ports);
         }
         if connection.is_closed() {
-            let is_from_host = connection.ports.host >= FIRST_PORT;
+            if connection.is_of_program && connection.was_established && token >= self.on_end_from {
+                self.on_end.call();
+            }
             self.connections.remove(&token);
             self.ended += 1;
-            let (first, on_end) = &mut self.on_end;
-            if is_from_host
-                && token >= *first
-                && let Some(act) = on_end.0.take()
-            {
-                act();
-            }
             return;
         }
         if connection.has_packet() && !connection.is_ready {

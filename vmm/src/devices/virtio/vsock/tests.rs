@@ -66,8 +66,20 @@ fn end_of_a_later_connection_of_the_host_is_told_once() {
         counted.fetch_add(1, Ordering::SeqCst);
     };
     lock(&guest.vsock.upgrade().unwrap()).at_end_of_connection(count);
-    // Neither an older connection's end counts, nor that of one which the guest began.
+    // No end counts of an older connection, of one that the guest began or refused, or of one of this program.
     close(&mut guest, before, ports);
+    let mut refused = guest.call("CONNECT 9\n");
+    let request = guest.expect(op::REQUEST);
+    guest.send_op(op::RST, (request.src_port, 9));
+    assert_eq!(read_to_end(&mut refused), b"");
+    let (mut near, far) = UnixStream::pair().unwrap();
+    far.set_nonblocking(true).unwrap();
+    lock(&guest.vsock.upgrade().unwrap()).add_caller(far);
+    near.write_all(b"CONNECT 1\n").unwrap();
+    let request = guest.expect(op::REQUEST);
+    guest.send_op(op::RESPONSE, (request.src_port, 1));
+    assert_eq!(read_line(&mut near), format!("OK {}\n", request.src_port));
+    close(&mut guest, near, (request.src_port, 1));
     let listener = guest.listen(80);
     let own = guest.connect(&listener, (80, 5000));
     close(&mut guest, own, (80, 5000));
