@@ -66,7 +66,7 @@ fn end_of_a_later_connection_of_the_host_is_told_once() {
         counted.fetch_add(1, Ordering::SeqCst);
     };
     lock(&guest.vsock.upgrade().unwrap()).at_end_of_connection(count);
-    // No end counts of an older connection, of one that the guest began or refused, or of one of this program.
+    // No end counts of an older connection, of one that the guest began or refused, or of this program's.
     close(&mut guest, before, ports);
     let mut refused = guest.call("CONNECT 9\n");
     let request = guest.expect(op::REQUEST);
