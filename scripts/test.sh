@@ -192,6 +192,11 @@ print(*{file for module in sys.modules.values() if (file := getattr(module, "__f
         awk '$2 == "=>" { print $3 } $1 ~ /^\// && !/:$/ { print $1 }' |
         sort -u | xargs cp --parents -L -t "$tree" "$python" "${files[@]}"
 }
+# Makes an image of a small distribution with systemd, in $work/systemd.tar. Its packages take 120 MB, so that
+# only --full and the test itself have it.
+make_systemd() {
+    scripts/image.sh systemd:1 "$work/systemd.tar" systemd systemd-sysv dash coreutils util-linux procps
+}
 # Fails if the kernel cannot be fetched. Where there is none to fetch, all labs take the stable one, and that
 # counts as skipped.
 make_second_kernel() {
@@ -318,6 +323,7 @@ natively() {
     [ -z "$faults" ] || export VOLT_FAULTS=$faults
     VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
         VOLT_AGENT_INITRD=$(cat "$work/agent") VOLT_STOCK_MODULES=$work/modules VOLT_PYTHON=$work/python \
+        VOLT_SYSTEMD=$work/systemd.tar \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
         VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=$forks VOLT_FAULT_SEED=$fault_seed \
         VOLT_CLIENTS=$(cat "$work/clients-built" 2>/dev/null) \
@@ -450,6 +456,7 @@ one_lab() {
         files+=(--file "$(cat "$work/initrd"):/lab/initrd" --file "$(cat "$work/stock"):/lab/stock"
             --file "$(cat "$work/agent"):/lab/agent" --file "$work/modules:/lab/modules")
     [ ! -d "$work/python" ] || files+=(--file "$work/python:/lab/python")
+    [ ! -e "$work/systemd.tar" ] || files+=(--file "$work/systemd.tar:/lab/systemd.tar")
     for tool in mke2fs:e2fsprogs e2fsck:e2fsprogs dmsetup:dmsetup; do
         path=$(PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}") || {
             echo "${tool%:*} is missing: install the package ${tool#*:} (scripts/install-deps.sh does)"
@@ -473,7 +480,7 @@ one_lab() {
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
             [ -e "$VOLT_KERNEL" ] || VOLT_KERNEL=
             export VOLT_CLIENTS=/lab/clients VOLT_AGENT_INITRD=/lab/agent VOLT_STOCK_MODULES=/lab/modules
-            export VOLT_PYTHON=/lab/python
+            export VOLT_PYTHON=/lab/python VOLT_SYSTEMD=/lab/systemd.tar
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
             [ -z "$5" ] || export VOLT_PATIENCE=$5
             # Nothing may rely on the size of the pages that guest memory comes in.
@@ -622,6 +629,7 @@ run_matching() {
     if compgen -G "$work/chosen-*" >/dev/null; then
         get_debug_program
         [ ! -e "$work/chosen-linux" ] || stage "guest kernel and init" make_guest || give_up
+        if grep -qs systemd "$work/chosen-linux"; then stage "image with systemd" make_systemd || give_up; fi
         if [ -e "$work/chosen-clients" ] || grep -q go_sdk "$work"/chosen-*; then
             stage "clients of Firecracker" make_clients || give_up
         fi
@@ -730,6 +738,7 @@ main() {
         stage "agent" make_agent || give_up
         stage "stock kernel" make_stock_kernel || give_up
         stage "Python of guests" make_python || give_up
+        if [ -n "$full" ]; then stage "image with systemd" make_systemd || give_up; fi
         # To optimise it as a whole is work for one processor: the others build and run tests meanwhile.
         begin program make_release_program
         stage "build whole-program tests" make_whole_program_tests || give_up

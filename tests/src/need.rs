@@ -168,6 +168,19 @@ pub fn python() -> Option<String> {
         .then(|| "no Python with OpenSSL in VOLT_PYTHON: scripts/test.sh copies the system's".to_owned())
 }
 
+/// Archive of an image with systemd.
+#[must_use]
+pub fn systemd_image() -> PathBuf {
+    std::env::var_os("VOLT_SYSTEMD").map_or_else(PathBuf::new, PathBuf::from)
+}
+
+/// An image with systemd.
+#[must_use]
+pub fn systemd() -> Option<String> {
+    let lacks = || "no image in VOLT_SYSTEMD: scripts/test.sh --full makes it".to_owned();
+    (!systemd_image().exists()).then(lacks)
+}
+
 /// Why no Linux can run, whichever kernel it has.
 fn lacks_linux() -> Option<String> {
     let runs_linux = ["kvm_intel", "kvm_amd"]

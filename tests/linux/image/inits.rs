@@ -1,6 +1,6 @@
 //! Images whose command is an init: it is process 1, and its streams are those of the serial port.
 
-use volt_tests::{Input, needs, wait_until};
+use volt_tests::{Input, need, needs, wait_until};
 
 use super::runs::{IMAGE, Images};
 
@@ -31,6 +31,42 @@ fn init_of_an_image_has_an_agent_beside_it_and_takes_a_stop() {
         let end = &images.names.json(&format!("inspect {vm} --json"))["end"];
         assert_eq!((&end["cause"], &end["status"]), (&"poweroff".into(), &0.into()), "{vm}: {end}");
         assert!(images.names.ok(&format!("logs {vm}")).contains("stopping"), "{vm}");
+        images.names.ok(&format!("rm {vm}"));
+    }
+    images.are_empty();
+}
+
+#[test]
+fn systemd_runs_beside_the_agent_and_its_services_freeze() {
+    needs!(kvm, linux, agent, systemd);
+    let images = Images::cold();
+    let archive = need::systemd_image().display().to_string();
+    // Nothing of the other image is needed.
+    std::fs::remove_file(images.data().join("images")).unwrap();
+    images.run(&["image", "load", &archive]).succeeded();
+    images.run(&["run", "--detach", "--name", "web", "systemd:1", "/sbin/init"]).succeeded();
+    let ask = |vm: &str, script: &str| images.run(&["exec", vm, "sh", "-c", script]).stdout.trim().to_owned();
+    wait_until("it has started all", || ask("web", "systemctl is-system-running") == "running");
+    let id = ask("web", "cat /etc/machine-id");
+    assert!(id.len() == 32 && id.bytes().all(|digit| digit.is_ascii_hexdigit()), "{id}");
+    ask("web", "systemd-run --unit ticks sh -c 'while :; do date +%s.%N >>/ticks; sleep 0.1; done'");
+    images.names.ok("fork --quiesce --require-agent --name child web");
+    images.names.ok("snapshot create --quiesce web warm");
+    images.names.ok("restore --detach --require-agent --name clone warm");
+    for vm in ["web", "child", "clone"] {
+        let ticks = || ask(vm, "wc -l </ticks").parse::<u64>().unwrap();
+        let before = ticks();
+        wait_until("its service goes on", || ticks() > before + 5);
+        assert_eq!(
+            ask(vm, "systemctl is-active ticks; systemctl is-system-running"),
+            "active\nrunning",
+            "{vm}"
+        );
+        assert_eq!(ask(vm, "uname -n"), vm);
+        assert_eq!(ask(vm, "cat /etc/machine-id") == id, vm == "web", "{vm}");
+        images.names.ok(&format!("stop {vm}"));
+        let end = &images.names.json(&format!("inspect {vm} --json"))["end"];
+        assert_eq!((&end["cause"], &end["status"]), (&"poweroff".into(), &0.into()), "{vm}: {end}");
         images.names.ok(&format!("rm {vm}"));
     }
     images.are_empty();

@@ -29,6 +29,25 @@ pub(super) fn give(job: &Job) -> Vec<String> {
     problems
 }
 
+/// Gives a system that has no machine id one, as its installation would have (machine-id(5)). Without one,
+/// systemd takes the boot for the system's first, and asks questions on the console.
+///
+/// # Errors
+/// The file system refuses.
+pub(super) fn give_machine_id() -> io::Result<()> {
+    if !lacks_machine_id(&fs::read(MACHINE_ID).unwrap_or_default()) {
+        return Ok(());
+    }
+    let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+    replace(MACHINE_ID, &uuid.replace('-', ""))
+}
+
+const MACHINE_ID: &str = "/etc/machine-id";
+
+fn lacks_machine_id(content: &[u8]) -> bool {
+    matches!(content.trim_ascii(), b"" | b"uninitialized")
+}
+
 fn lines(lines: &[String]) -> String {
     lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
 }
@@ -78,6 +97,14 @@ fn addition(content: &str, name: &str, line: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machine_id_is_lacking_where_there_is_none() {
+        for none in ["", "\n", "uninitialized\n"] {
+            assert!(lacks_machine_id(none.as_bytes()), "{none:?}");
+        }
+        assert!(!lacks_machine_id(b"0123456789abcdef0123456789abcdef\n"));
+    }
 
     #[test]
     fn hosts_begin_with_localhost_and_the_host_name() {

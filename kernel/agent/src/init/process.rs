@@ -12,7 +12,7 @@ use volt_job::Ended;
 use volt_job::ended::{NOT_EXECUTABLE, NOT_FOUND, NOT_PREPARED};
 use volt_job::job::Process;
 
-use super::{cgroup, system};
+use super::{cgroup, names, system};
 use crate::users::{self, User};
 
 /// The search path of a program whose environment names none.
@@ -57,6 +57,8 @@ pub(super) fn start(
 pub(super) fn become_init(process: &Process, hostname: Option<&str>) -> Ended {
     match command(process, &User::root(), hostname) {
         Ok(mut command) => {
+            // It can start without.
+            let _ = names::give_machine_id();
             system::before_exec(&mut command, || Ok(()));
             not_started(&process.argv[0], &command.exec())
         }
