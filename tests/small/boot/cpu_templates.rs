@@ -139,12 +139,27 @@ fn cpu_config_of_a_request_counts_from_the_start_on() {
     assert!(status == 400 && fault.contains("was started already"), "{fault}");
 }
 
+/// Lets a template leave ERMS as it is, which the lab's processor lacks (scripts/lab.sh).
+fn leave_erms(template: &mut Value) {
+    const ERMS: usize = 9;
+    let leaves = template["cpuid_modifiers"].as_array_mut().unwrap();
+    let features = leaves.iter_mut().find(|leaf| leaf["leaf"] == "0x7").unwrap();
+    let ebx = features["modifiers"].as_array_mut().unwrap().iter_mut().find(|one| one["register"] == "ebx");
+    let bitmap = &mut ebx.unwrap()["bitmap"];
+    let mut bits: Vec<char> = bitmap.as_str().unwrap().chars().filter(|bit| *bit != '_').collect();
+    let at = bits.len() - 1 - ERMS;
+    assert_eq!(bits[at], '1');
+    bits[at] = 'x';
+    *bitmap = bits.into_iter().collect::<String>().into();
+}
+
 #[test]
 fn content_of_a_static_template_changes_exactly_its_bits() {
     needs!(kvm, cpuid);
     let plain = seen_cpu(&mut without_template(), false);
     // T2 without its models: it needs of a host what each of these CPUs has.
-    let template: Value = serde_json::from_str(T2).unwrap();
+    let mut template: Value = serde_json::from_str(T2).unwrap();
+    leave_erms(&mut template);
     let scratch = Scratch::new();
     let file = write_template(&scratch, &template);
     let check = Outcome::of(["cpu".as_ref(), "check".as_ref(), file.as_os_str()]);
