@@ -54,6 +54,6 @@ pub fn measure(document: &mut Document, options: &Options, host: &ImageHost) -> 
         }
         table.row(cells);
     }
-    document.say(&format!("## First run of an image\n\n{ABOUT}\n\n{table}"));
+    document.say(&format!("\n## First run of an image\n\n{ABOUT}\n\n{table}"));
     Ok(())
 }
