@@ -93,15 +93,6 @@ impl Child {
         socket.starts_with(directory).then(|| Self { pid, socket, id, serial })
     }
 
-    /// Whether a process has memory in a file of this name.
-    #[must_use]
-    pub fn has_memfd(pid: u32, name: &str) -> bool {
-        let directory = format!("/proc/{pid}/fd");
-        let links = crate::scratch::list(directory.as_ref()).into_iter();
-        let mut links = links.filter_map(|number| std::fs::read_link(format!("{directory}/{number}")).ok());
-        links.any(|link| link.to_string_lossy().starts_with(&format!("/memfd:{name}")))
-    }
-
     /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -191,4 +182,16 @@ impl Drop for Child {
         let limit = patience().try_into().ok();
         let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], limit.as_ref());
     }
+}
+
+/// Whether a process has memory in a file of this name.
+///
+/// # Panics
+/// The process's descriptors cannot be read.
+#[must_use]
+pub fn has_memfd(pid: u32, name: &str) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("read a process's descriptors");
+    let links = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok()).collect::<Vec<_>>();
+    assert!(!links.is_empty(), "process {pid} has none, or hides them");
+    links.iter().any(|link| link.to_string_lossy().starts_with(&format!("/memfd:{name}")))
 }

@@ -40,3 +40,14 @@ pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String)
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
     (status.unwrap_or_else(|| panic!("{method} {path}: {answer:?}")), body.to_owned())
 }
+
+/// Returns what a VM reports about memory that is read or mapped ahead of its guest: null if none is.
+///
+/// # Panics
+/// The VM does not answer.
+#[must_use]
+pub fn mapped_ahead(socket: &Path) -> serde_json::Value {
+    let (status, memory) = ask(socket, "GET", "/v1/vm/memory", "");
+    assert_eq!(status, 200, "{memory}");
+    serde_json::from_str::<serde_json::Value>(&memory).expect("JSON")["prefetch"].take()
+}

@@ -59,9 +59,7 @@ impl Images {
 
     /// The report of a VM about memory that was read ahead of its guest.
     pub(super) fn mapped_ahead(&self, name: &str) -> Value {
-        let (status, memory) = rest::ask(&self.names.of(name).join("api.sock"), "GET", "/v1/vm/memory", "");
-        assert_eq!(status, 200, "{memory}");
-        serde_json::from_str::<Value>(&memory).unwrap()["prefetch"].take()
+        rest::mapped_ahead(&self.names.of(name).join("api.sock"))
     }
 
     /// Runs a script as the main process of a new VM, with options.

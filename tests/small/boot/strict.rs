@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use rustix::process::Signal;
+use volt_tests::child::has_memfd;
 use volt_tests::injected::vm_of;
 use volt_tests::{Boot, Child, Guest, Network, Outcome, Scratch, needs, wait_until};
 
@@ -141,7 +142,7 @@ fn strict_guest_is_saved_and_forked_within_its_bounds_alone() {
     let report: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
     let pid = u32::try_from(report["pid"].as_u64().unwrap()).unwrap();
     assert_eq!(fs::read_dir(format!("/proc/{pid}/root")).unwrap().count(), 0);
-    assert!(!Child::has_memfd(pid, "volt-working-set"), "children write nothing that others read");
+    assert!(!has_memfd(pid, "volt-working-set"), "children write nothing that others read");
     Child::from_line(forked.stdout.trim_end(), &children.join("serial")).stop();
     wait_until("the child is gone", || !fs::exists(format!("/proc/{pid}")).unwrap());
     assert_eq!(fs::read_dir(&children).unwrap().count(), 1, "its layer alone is left");

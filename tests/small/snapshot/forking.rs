@@ -10,9 +10,11 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use volt_tests::child::has_memfd;
 use volt_tests::vsock::connect;
 use volt_tests::{
-    Boot, Child, Guest, Outcome, Scratch, Snapshot, consecutive, limited, needs, numbers, streams, wait_until,
+    Boot, Child, Guest, Outcome, Scratch, Snapshot, consecutive, limited, needs, numbers, rest, streams,
+    wait_until,
 };
 
 fn counting() -> Guest {
@@ -246,11 +248,8 @@ fn each_child_has_its_own_vsock_and_console() {
     assert!(!guest.output().contains("WRONG"));
 }
 
-/// The report of a child about memory that was mapped ahead of its guest.
 fn mapped_ahead(child: &Child) -> Value {
-    let (status, memory) = child.ask("GET", "/v1/vm/memory", "");
-    assert_eq!(status, 200, "{memory}");
-    serde_json::from_str::<Value>(&memory).unwrap()["prefetch"].take()
+    rest::mapped_ahead(child.socket())
 }
 
 #[test]
@@ -269,7 +268,7 @@ fn children_have_the_pages_that_the_first_child_with_a_connection_touched() {
         Child::fork(guest.socket(), scratch.directory(), &[(name, own)], paused).pop().unwrap()
     };
     let [first, _second] = ["one", "two"].map(|name| fork(name, false));
-    assert!(mapped_ahead(&first).is_null() && Child::has_memfd(first.pid(), "volt-working-set"));
+    assert!(mapped_ahead(&first).is_null() && has_memfd(first.pid(), "volt-working-set"));
     streams::echoes(&connect(&socket_of("one"), 1000), b"to the first child");
     let mut later = Vec::new();
     // Nothing tells that the set was kept.
@@ -283,7 +282,7 @@ fn children_have_the_pages_that_the_first_child_with_a_connection_touched() {
     let (name, child) = later.pop().unwrap();
     let ahead = mapped_ahead(&child);
     assert!(ahead["pages"].as_u64() > Some(0) && ahead["read"] == ahead["pages"], "{ahead}");
-    assert!(!Child::has_memfd(child.pid(), "volt-working-set"), "it has one already");
+    assert!(!has_memfd(child.pid(), "volt-working-set"), "it has one already");
     assert_eq!(child.ask("PATCH", "/vm", r#"{"state": "Resumed"}"#).0, 204);
     streams::echoes(&connect(&socket_of(&name), 1000), b"to a later child");
     // The first set stays.

@@ -21,8 +21,8 @@ use crate::snapshot::opened::memory::LazyMemory;
 /// The longest wait for the vCPUs of a VM that has ended. A healthy host needs less.
 const TO_STOP: Duration = Duration::from_secs(1);
 
-/// Pages that a VM writes, 32 MiB, until the working set of its forks' children is begun anew: they touch
-/// other memory then.
+/// A VM that has written so many pages more, 32 MiB, begins the working set of its forks' children anew: they
+/// touch other memory then.
 const OUTDATED: u64 = (32 << 20) / PAGE;
 
 /// See the module.
@@ -38,12 +38,12 @@ pub(crate) struct History {
     /// Whether the VM's origin is a template, to which no rewind returns.
     pub is_of_template: bool,
     /// The working set of the VM's forks' children, once there was a fork.
-    pub of_children: Option<OfChildren>,
+    pub for_children: Option<WorkingSetOfChildren>,
 }
 
-/// The place of the working set of forks' children.
+/// The place of the working set of a VM's forks' children.
 #[derive(Debug)]
-pub(crate) struct OfChildren {
+pub(crate) struct WorkingSetOfChildren {
     place: Arc<WorkingSetFile>,
     /// Pages that differed from the VM's base when the place was made.
     differed: u64,
@@ -92,14 +92,14 @@ impl History {
     /// The place of the working set of a fork's children. `differs` pages of `bytes` of memory differ from
     /// the VM's base now. A working set is advice: there is none if the host refuses a file in memory.
     pub fn working_set_of_children(&mut self, bytes: u64, differs: u64) -> Option<Arc<WorkingSetFile>> {
-        if let Some(OfChildren { place, differed }) = &self.of_children
+        if let Some(WorkingSetOfChildren { place, differed }) = &self.for_children
             && differs.abs_diff(*differed) < OUTDATED
         {
             return Some(Arc::clone(place));
         }
         let place = WorkingSetFile::of_children(bytes).inspect_err(|error| log::warn!("{}", report(error)));
         let place = place.ok()?;
-        self.of_children = Some(OfChildren { place: Arc::clone(&place), differed: differs });
+        self.for_children = Some(WorkingSetOfChildren { place: Arc::clone(&place), differed: differs });
         Some(place)
     }
 

@@ -7,6 +7,8 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use volt_job::Job;
 use volt_job::job::User;
 
+const MACHINE_ID: &str = "/etc/machine-id";
+
 /// Gives the VM its names. Returns the failures.
 pub(super) fn give(job: &Job) -> Vec<String> {
     let mut problems = Vec::new();
@@ -29,8 +31,8 @@ pub(super) fn give(job: &Job) -> Vec<String> {
     problems
 }
 
-/// Gives a system that has no machine id one, as its installation would have (machine-id(5)). Without one,
-/// systemd takes the boot for the system's first, and asks questions on the console.
+/// Gives a system a machine id if it has none, as its installation would have done (machine-id(5)). Without
+/// one, systemd takes the boot for the system's first, and asks questions on the console.
 ///
 /// # Errors
 /// The file system refuses.
@@ -41,8 +43,6 @@ pub(super) fn give_machine_id() -> io::Result<()> {
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
     replace(MACHINE_ID, &uuid.replace('-', ""))
 }
-
-const MACHINE_ID: &str = "/etc/machine-id";
 
 fn lacks_machine_id(content: &[u8]) -> bool {
     matches!(content.trim_ascii(), b"" | b"uninitialized")

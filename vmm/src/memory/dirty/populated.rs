@@ -55,9 +55,7 @@ pub fn pages_over_complete(ram: &GuestRam) -> Result<PageSet> {
 }
 
 fn all_private_pages(ram: &GuestRam) -> Result<PageSet> {
-    let mut pages = laid_over(ram);
-    add_private(ram, &mut pages).map_err(|source| Error::file("read", PAGEMAP, source))?;
-    Ok(pages)
+    with_private(ram, laid_over(ram))
 }
 
 fn laid_over(ram: &GuestRam) -> PageSet {
@@ -100,14 +98,13 @@ pub fn mapped_pages(ram: &GuestRam) -> Result<PageSet> {
 }
 
 /// The pages that the guest has written since its restore, and the others that it may have read. Its memory
-/// is mapped from a file, but for holes. Pages that a restore copies over the base count as
-/// written.
+/// is mapped from a file, but for holes. Pages that the restore copied over the base count
+/// as written.
 ///
 /// # Errors
 /// The pagemap cannot be read.
 pub fn touched_pages(ram: &GuestRam) -> Result<[PageSet; 2]> {
-    let mut held = PageSet::none(ram.len());
-    add_private(ram, &mut held).map_err(|source| Error::file("read", PAGEMAP, source))?;
+    let held = with_private(ram, PageSet::none(ram.len()))?;
     let written = if ram.base().has_anonymous_holes { without_zeros(ram, &held)? } else { held.clone() };
     let mapped = mapped_pages(ram)?;
     let mut read = PageSet::none(ram.len());
@@ -125,10 +122,12 @@ pub(crate) fn mapped_pages_at(start: u64, len: u64) -> io::Result<PageSet> {
     Ok(pages)
 }
 
-/// Private pages of a mapping: present and not the file's, or swapped out.
-fn add_private(ram: &GuestRam, to: &mut PageSet) -> io::Result<()> {
+/// These pages, and the private ones of a mapping: present and not the file's, or swapped out.
+fn with_private(ram: &GuestRam, mut pages: PageSet) -> Result<PageSet> {
     let is_private = |entry| entry & SWAPPED != 0 || entry & (PRESENT | FILE_OR_SHARED) == PRESENT;
-    add_where(ram.host_address_of(0) as u64, ram.base().private_to, is_private, to)
+    add_where(ram.host_address_of(0) as u64, ram.base().private_to, is_private, &mut pages)
+        .map_err(|source| Error::file("read", PAGEMAP, source))?;
+    Ok(pages)
 }
 
 /// Adds the pages of `bytes` of memory at `start` whose pagemap entry satisfies `is_one`.

@@ -414,7 +414,7 @@ impl Snapshot {
         options.progress.commit()?;
         let is_of_template = options.is_of_template;
         let mut history =
-            History { lineage, since_last, origin: Some(origin), is_of_template, of_children: None };
+            History { lineage, since_last, origin: Some(origin), is_of_template, for_children: None };
         if is_of_template {
             history.forget();
         }

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The child receives read-only descriptors of the base or pack, the pages over it and the layers of disks.
-//! Memory without a file is sealed first; no memory is copied. The working set of a fork's children is the
-//! one file that they may write. The child checks every message that could lead
+//! Memory without a file is sealed first; no memory is copied. A fork's children may write to one file,
+//! their working set. The child checks every message that could lead
 //! to a wrong page.
 
 use std::collections::BTreeMap;

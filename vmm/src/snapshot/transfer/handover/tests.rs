@@ -211,8 +211,8 @@ fn descriptors_that_are_missing_or_too_many_are_noticed() {
     refused(&message, &files, "came with 4 descriptors, not 3");
     refused(&message, &files[..2], "came with 2 descriptors, not 3");
     refused(&message, &[], "came with 0 descriptors, not 3");
-    let many: Vec<File> = (0..18).map(|_| file(b"many")).collect();
-    refused(&message, &many, "came with 18 descriptors");
+    let many: Vec<File> = (0..19).map(|_| file(b"many")).collect();
+    refused(&message, &many, "came with 19 descriptors");
 }
 
 /// A message with one change and a correct checksum.
