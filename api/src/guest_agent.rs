@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use volt_vmm::{Error, Result, RewindStats, RunState, Vm};
 
-use crate::agent::control;
+use crate::agent::control::{self, Awake};
 use crate::process::guest_note::{self, GuestNote, Workload};
 use crate::process::home;
 use crate::threads;
@@ -47,8 +47,8 @@ impl Drop for Alone {
     }
 }
 
-/// How late the clock of the woken guest is, until its thaw.
-static LATE: Mutex<Duration> = Mutex::new(Duration::ZERO);
+/// The woken guest, until its thaw.
+static AWAKE: Mutex<Awake> = Mutex::new(Awake { late: Duration::ZERO, connection: None });
 
 /// Keeps other captures out, also after the guest goes on. Otherwise a second one would freeze the workload,
 /// and then wait until the first one is written.
@@ -74,13 +74,14 @@ pub(crate) fn capture<T>(
 ) -> Result<T> {
     let _one = one_capture();
     let alone = alone();
-    let thaw: Thaw = if quiet { frozen(vm, true, alone)? } else { kept_until_called(alone) };
+    let thaw: Thaw = if quiet { frozen(vm, alone)? } else { kept_until_called(alone) };
     // Also after a panic.
     let _thaws = AtEnd(&thaw);
     act(GuestNote::of_this_vm(quiet), &thaw)
 }
 
-/// Captures a VM that runs no command yet by `act`, as [`capture`] does, but without hooks.
+/// Captures a VM that runs no command yet by `act`, as [`capture`] does, but without hooks. The workload
+/// stays frozen, also after an error, until [`wake_before_all`].
 ///
 /// # Errors
 /// As [`capture`].
@@ -89,13 +90,15 @@ pub(crate) fn capture_before_all<T>(
     act: impl FnOnce(GuestNote, &Thaw) -> Result<T>,
 ) -> Result<T> {
     let _one = one_capture();
-    let thaw = frozen(vm, false, alone())?;
+    let let_others = kept_until_called(alone());
     // Also after a panic.
-    let _thaws = AtEnd(&thaw);
-    act(GuestNote { quiet: true, main: None }, &thaw)
+    let _lets_others = AtEnd(&let_others);
+    begin_to_freeze(vm)?;
+    control::quiesce(vm, false)?;
+    act(GuestNote { quiet: true, main: None }, &let_others)
 }
 
-/// Wakes a guest that runs no command yet, without hooks.
+/// Wakes and thaws a guest that runs no command yet, without hooks.
 ///
 /// # Errors
 /// The agent did not wake the guest whole.
@@ -113,26 +116,34 @@ fn kept_until_called(alone: Alone) -> Thaw {
     Arc::new(move || drop(kept.lock().unwrap_or_else(PoisonError::into_inner).take()))
 }
 
-/// Freezes the workload. Returns the function that thaws it.
-fn frozen(vm: &Arc<Vm>, hooks: bool, alone: Alone) -> Result<Thaw> {
+/// Freezes the workload, after its hooks. Returns the function that thaws it.
+fn frozen(vm: &Arc<Vm>, alone: Alone) -> Result<Thaw> {
+    begin_to_freeze(vm)?;
+    let (frozen, is_thawed) = (Arc::clone(vm), AtomicBool::new(false));
+    let let_others = kept_until_called(alone);
+    let thaw: Thaw = Arc::new(move || {
+        if !is_thawed.swap(true, Ordering::SeqCst) {
+            step(&frozen, false).unwrap_or_else(|error| try_again(&frozen, &error));
+            let_others();
+        }
+    });
+    control::quiesce(vm, true).inspect_err(|_| thaw())?;
+    log::debug!("the workload is frozen");
+    Ok(thaw)
+}
+
+/// Notes that the workload is frozen from now on.
+///
+/// # Errors
+/// The guest does not run as a whole.
+fn begin_to_freeze(vm: &Vm) -> Result<()> {
     if vm.state() != RunState::Running || guest_note::workload() != Workload::Runs {
         let problem =
             "the guest does not run as a whole; resume the VM, so that its agent can freeze the workload";
         return Err(control::refused("quiesce", problem));
     }
     guest_note::set_workload(Workload::Frozen);
-    let (frozen, is_thawed) = (Arc::clone(vm), AtomicBool::new(false));
-    let let_others = kept_until_called(alone);
-    let thaw: Thaw = Arc::new(move || {
-        if !is_thawed.swap(true, Ordering::SeqCst)
-            && let Err(error) = step(&frozen, false)
-        {
-            try_again(&frozen, &error);
-        }
-        let_others();
-    });
-    control::quiesce(vm, hooks).inspect_err(|_| thaw())?;
-    Ok(thaw)
+    Ok(())
 }
 
 struct AtEnd<'t>(&'t Thaw);
@@ -187,13 +198,14 @@ pub(crate) fn finish(vm: &Vm) -> Result<()> {
 
 /// Wakes the guest, and leaves its workload frozen.
 fn woken(vm: &Vm, hooks: bool) -> Result<()> {
-    *late() = control::wake(vm, hostname(), hooks)?;
+    *awake() = control::wake(vm, hostname(), hooks)?;
+    log::debug!("the guest is awake");
     guest_note::set_workload(Workload::Frozen);
     Ok(())
 }
 
-fn late() -> MutexGuard<'static, Duration> {
-    LATE.lock().unwrap_or_else(PoisonError::into_inner)
+fn awake() -> MutexGuard<'static, Awake> {
+    AWAKE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The name of a VM that has one.
@@ -206,8 +218,10 @@ fn step(vm: &Vm, wakes: bool) -> Result<()> {
     if wakes && guest_note::workload() == Workload::Asleep {
         woken(vm, true)?;
     }
-    control::thaw(vm, *late())?;
-    *late() = Duration::ZERO;
+    let (late, connection) = awake().take_connection();
+    control::thaw(vm, late, connection)?;
+    log::debug!("the workload runs");
+    *awake() = Awake::default();
     guest_note::set_workload(Workload::Runs);
     Ok(())
 }

@@ -39,6 +39,12 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Asks for a connection that lasts beyond the answer, for another request ([`Answer::body_and_rest`]).
+    #[must_use]
+    pub fn keeping_connection(self) -> Self {
+        self.field("Connection", "keep-alive")
+    }
+
     /// Asks for another protocol on the connection, which a refusal closes. HTTP/1.0 has no such request.
     #[must_use]
     pub fn upgrade(self, protocol: &str) -> Self {
@@ -59,7 +65,7 @@ impl<'a> Request<'a> {
         self.body("application/json", body)
     }
 
-    /// Sends it. The answer ends with the connection.
+    /// Sends it. The answer ends with its length, or with the connection.
     ///
     /// # Errors
     /// The connection breaks.
@@ -134,8 +140,31 @@ impl Answer {
 
     /// Reads the body, at most so many bytes of it.
     pub(crate) fn body_up_to(mut self, most: u64) -> io::Result<Vec<u8>> {
-        (&mut self.stream).take(most).read_to_end(&mut self.unread)?;
+        self.read_body(most)?;
         Ok(self.unread)
+    }
+
+    /// Reads the body, at most 1 MiB of it. Returns it, and the connection if it takes another request.
+    ///
+    /// # Errors
+    /// The connection breaks.
+    pub fn body_and_rest(mut self) -> io::Result<(Vec<u8>, Option<Timed>)> {
+        let is_whole = self.read_body(LONGEST_BODY)?;
+        let lasts = self.field("Connection").is_some_and(|value| value.eq_ignore_ascii_case("keep-alive"));
+        Ok((self.unread, (is_whole && lasts).then_some(self.stream)))
+    }
+
+    /// Reads the body to its end, or so many bytes. Returns whether it ends by its length, before the
+    /// connection.
+    fn read_body(&mut self, most: u64) -> io::Result<bool> {
+        let length = self.field("Content-Length").and_then(|length| length.parse::<u64>().ok());
+        let left = length.map_or(most, |length| length.saturating_sub(self.unread.len() as u64));
+        (&mut self.stream).take(left.min(most)).read_to_end(&mut self.unread)?;
+        let read = self.unread.len() as u64;
+        match length {
+            Some(length) if read < length && left <= most => Err(ErrorKind::UnexpectedEof.into()),
+            length => Ok(length == Some(read)),
+        }
     }
 
     /// The refusal. Its code is that of the body, or of the status.
@@ -205,6 +234,47 @@ mod tests {
         let answer = Answer::read(Timed::new(near, None)).unwrap();
         assert_eq!((answer.status, answer.field("server")), (404, Some("x")));
         assert_eq!(answer.text(), "no");
+    }
+
+    /// Reads an answer of the other side, which keeps the connection.
+    fn answer(head: &str, body: &str) -> (Answer, UnixStream) {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.write_all(format!("HTTP/1.0 200 OK\r\n{head}\r\n\r\n{body}").as_bytes()).unwrap();
+        let near = Timed::new(near, Some(std::time::Duration::from_secs(60)));
+        (Answer::read(near).unwrap(), far)
+    }
+
+    #[test]
+    fn body_ends_with_its_length_and_the_connection_lasts_if_asked_to() {
+        let (answered, _far) = answer("Content-Length: 2", "hi");
+        assert_eq!(answered.body().unwrap(), b"hi");
+        for (field, lasts) in
+            [("x: y", false), ("connection: close", false), ("connection: keep-alive", true)]
+        {
+            let (answered, mut far) = answer(&format!("content-length: 2\r\n{field}"), "hi");
+            let (body, rest) = answered.body_and_rest().unwrap();
+            assert_eq!((&body[..], rest.is_some()), (&b"hi"[..], lasts), "{field}");
+            let Some(mut rest) = rest else { continue };
+            far.write_all(b"next").unwrap();
+            let mut next = [0; 4];
+            rest.read_exact(&mut next).unwrap();
+            assert_eq!(&next, b"next");
+        }
+    }
+
+    #[test]
+    fn body_without_a_length_ends_with_the_connection_which_takes_nothing_more() {
+        let (answered, far) = answer("connection: keep-alive", "hi");
+        drop(far);
+        let (body, rest) = answered.body_and_rest().unwrap();
+        assert!(body == b"hi" && rest.is_none());
+    }
+
+    #[test]
+    fn body_that_is_cut_is_an_error() {
+        let (answered, far) = answer("Content-Length: 3", "hi");
+        drop(far);
+        assert_eq!(answered.body().unwrap_err().kind(), ErrorKind::UnexpectedEof);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! They take no path of the host, so they work in a confined process, and with any socket of the vsock.
 
 use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixStream;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -26,6 +27,8 @@ const LISTENS: Duration = Duration::from_secs(10);
 /// Options that errors name.
 const QUIET: &str = "quiesce";
 const REQUIRED: &str = "require_agent";
+/// The status of a thaw.
+const THAWN: u16 = 204;
 /// Digits of a random number of the library.
 const DIGITS: usize = 32;
 
@@ -68,34 +71,61 @@ pub(crate) fn mount(vm: &Vm, mounts: &[Mount]) -> Result<()> {
     call(vm, "volume", TO_MOUNT, 204, &|| Request::new("POST", MOUNT).json(&mounts)).map(drop)
 }
 
-/// Thaws the workload, whose clock is `late`.
+/// Thaws the workload, whose clock is `late`, over the connection of its wake if that still is one.
 ///
 /// # Errors
 /// The agent does not answer, or the guest's kernel refuses.
-pub(crate) fn thaw(vm: &Vm, late: Duration) -> Result<()> {
+pub(crate) fn thaw(vm: &Vm, late: Duration, connection: Option<UnixStream>) -> Result<()> {
     let path = if late.is_zero() { THAW.to_owned() } else { format!("{THAW}?late={}", late.as_nanos()) };
-    call(vm, QUIET, PATIENCE, 204, &|| Request::new("POST", &path)).map(drop)
+    let request = || Request::new("POST", &path);
+    match connection.map(|stream| answer(&request(), timed(vm, stream, PATIENCE)?)) {
+        Some(Ok(answer)) if answer.status == THAWN => Ok(()),
+        Some(Err(error)) if error.kind() == ErrorKind::TimedOut => Err(refused(QUIET, unanswered(&error))),
+        _ => call(vm, QUIET, PATIENCE, THAWN, &request).map(drop),
+    }
+}
+
+/// A guest that was woken, and waits for its thaw.
+#[derive(Debug, Default)]
+pub(crate) struct Awake {
+    /// How late its clock is: the call was on its way for a while, and a guest that has just been restored is
+    /// slow.
+    pub(crate) late: Duration,
+    /// The connection of the call. Another one would take the guest a dozen system calls.
+    pub(crate) connection: Option<UnixStream>,
+}
+
+impl Awake {
+    /// Returns both. The connection is for one attempt to thaw.
+    pub(crate) fn take_connection(&mut self) -> (Duration, Option<UnixStream>) {
+        (self.late, self.connection.take())
+    }
 }
 
 /// Wakes the guest of a restored VM: it gets entropy, the time and its names, and runs its hooks if they are
-/// to run. The workload stays frozen. Returns how late the guest's clock is: the call was on its way for a
-/// while, and a guest that has just been restored is slow.
+/// to run. The workload stays frozen.
 ///
 /// # Errors
 /// The agent does not answer, or a part failed.
-pub(crate) fn wake(vm: &Vm, hostname: Option<String>, hooks: bool) -> Result<Duration> {
+pub(crate) fn wake(vm: &Vm, hostname: Option<String>, hooks: bool) -> Result<Awake> {
     let entropy = (0..2 * ENTROPY / DIGITS).map(|_| random_hex()).collect::<Result<String>>()?;
     let wake = Wake { entropy, now: 0, hostname, machine_id: Some(random_hex()?), hooks };
     // The time is that of the moment when the agent listens.
-    let request = || Request::new("POST", WAKE).json(&Wake { now: nanoseconds(), ..wake.clone() });
+    let request = || {
+        let wake = Wake { now: nanoseconds(), ..wake.clone() };
+        Request::new("POST", WAKE).keeping_connection().json(&wake)
+    };
     let answer = call(vm, REQUIRED, PATIENCE, 200, &request)?;
     let lies = || refused(REQUIRED, "the guest's agent sent an answer that is none");
     let answered = nanoseconds();
-    let body = answer.body().map_err(|_| lies())?;
+    let (body, rest) = answer.body_and_rest().map_err(|_| lies())?;
     let Woken { problems, now } = serde_json::from_slice(&body).map_err(|_| lies())?;
     match problems.is_empty() {
         // Only a wrong clock differs by more than the time that a call may take.
-        true => Ok(Duration::from_nanos(answered.saturating_sub(now)).min(PATIENCE)),
+        true => Ok(Awake {
+            late: Duration::from_nanos(answered.saturating_sub(now)).min(PATIENCE),
+            connection: rest.map(Timed::into_inner),
+        }),
         false => {
             let problems = shown(&problems.join("; "));
             Err(refused(REQUIRED, format!("the guest did not wake whole: {problems}")))
@@ -120,7 +150,7 @@ fn call<'r>(
 ) -> Result<Answer> {
     let begun = Instant::now();
     let end = begun + patience;
-    let mut stream = loop {
+    let stream = loop {
         let left = end.saturating_duration_since(Instant::now());
         let error = match connect(vm, left) {
             Ok(stream) => break stream,
@@ -139,18 +169,30 @@ fn call<'r>(
         };
         return Err(refused(field, problem));
     };
-    let answer = request().write(&mut stream).and_then(|()| Answer::read(stream));
-    match answer.map_err(|error| refused(field, unanswered(&error)))? {
+    log::debug!("the agent answers");
+    match answer(&request(), stream).map_err(|error| refused(field, unanswered(&error)))? {
         answer if answer.status == expected => Ok(answer),
         answer => Err(refused(field, answer.text())),
     }
 }
 
-/// Connects to the agent. The end of the VM ends all that follows.
+fn answer(request: &Request<'_>, mut stream: Timed) -> io::Result<Answer> {
+    request.write(&mut stream)?;
+    Answer::read(stream)
+}
+
+/// Connects to the agent.
 fn connect(vm: &Vm, patience: Duration) -> io::Result<Timed> {
-    let failed = |error: Error| io::Error::other(volt_vmm::problem(&error));
-    let (stream, ended) = (vm.connect_vsock(PORT).map_err(failed)?, vm.ended_fd().map_err(failed)?);
-    greeted(Timed::new(stream, Some(patience)).or_until(ended))
+    greeted(timed(vm, vm.connect_vsock(PORT).map_err(failed)?, patience)?)
+}
+
+/// Ends all reads of a connection after a time, and with the VM.
+fn timed(vm: &Vm, stream: UnixStream, patience: Duration) -> io::Result<Timed> {
+    Ok(Timed::new(stream, Some(patience)).or_until(vm.ended_fd().map_err(failed)?))
+}
+
+fn failed(error: Error) -> io::Error {
+    io::Error::other(volt_vmm::problem(&error))
 }
 
 fn unanswered(error: &io::Error) -> String {

@@ -145,6 +145,7 @@ impl Parent {
         self.receive::<Run>()?;
         if !paused {
             vm.resume()?;
+            ::log::debug!("the child runs");
             // The session tries again.
             let woken = guest_agent::prepare(vm, requires_agent);
             woken.or_else(|error| if requires_agent { Err(error) } else { Ok(()) })?;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
@@ -22,6 +23,7 @@ use crate::failure::Failure;
 use crate::process::child_command::{CHILD_NAME, child_arguments, confinement_of_child};
 use crate::process::confinement;
 use crate::process::guest_note::GuestNote;
+use crate::threads;
 
 /// Time between two looks whether a fork was cancelled.
 const LOOK: Duration = Duration::from_millis(100);
@@ -61,7 +63,7 @@ pub(crate) struct Fork {
 
 /// Forks a VM into children, each in its own process, all from the same instant. The VM goes on. `progress`
 /// tells the progress of the copy of its memory, and cancels the fork until its children run. `captured` is
-/// called once the VM goes on.
+/// called once the VM goes on, in the background if that takes a call to the guest's agent.
 ///
 /// # Errors
 /// The first error of a child; it names the child. Or the fork was cancelled. Then no child and no file of a
@@ -71,7 +73,7 @@ pub(crate) fn fork(
     wanted: Vec<ChildSpec>,
     how: Fork,
     progress: &Progress,
-    captured: &dyn Fn(),
+    captured: &Arc<dyn Fn() + Send + Sync>,
 ) -> Result<Vec<Forked>, Failure> {
     progress.check()?;
     let config = vm.config();
@@ -81,6 +83,7 @@ pub(crate) fn fork(
     // The children start while the parent captures its VM.
     let (overrides, run_dir) = (Overrides::default(), None);
     let Fork { paused, note, requires_agent, limits } = how;
+    let is_quiet = note.quiet;
     let shape = VmShape::of(&config);
     let setup = ChildSetup { shape, overrides, run_dir, paused, note, requires_agent, limits };
     let confinement = confinement_of_child(&confinement::chosen())?;
@@ -97,7 +100,11 @@ pub(crate) fn fork(
     let snapshot = if is_strict { snapshot.without_working_set() } else { snapshot };
     let handover = snapshot.handover()?;
     drop(snapshot);
-    captured();
+    log::debug!("the VM is captured, and goes on");
+    let thaw = Arc::clone(captured);
+    if !is_quiet || threads::spawn("thaw", "to thaw the workload", move || thaw()).is_err() {
+        captured();
+    }
     for child in &mut children {
         progress.check()?;
         child.send_handover(&handover)?;

@@ -104,7 +104,7 @@ pub(crate) async fn fork(
             let vm = slot.vm("fork the VM")?;
             guest_agent::capture(&vm, quiesce, |note, thaw| {
                 let how = Fork { paused, limits, requires_agent: require_agent, note };
-                Ok(parent::fork(&vm, wanted, how, &progress, &**thaw))
+                Ok(parent::fork(&vm, wanted, how, &progress, thaw))
             })
         })
         .await?;
