@@ -1,10 +1,10 @@
 //! Entropy for the kernel's random number generator.
 #![allow(unsafe_code)]
 
-use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
+use rustix::fs::{Mode, OFlags, open};
 use volt_job::quiet::ENTROPY;
 
 /// `RNDADDENTROPY` of linux/random.h.
@@ -27,7 +27,8 @@ pub(super) fn take(bytes: &[u8; ENTROPY]) -> Result<(), String> {
     let info =
         PoolInfo { entropy_count: 8 * ENTROPY as libc::c_int, buf_size: ENTROPY as libc::c_int, buf: *bytes };
     let failed = |error: io::Error| format!("/dev/urandom: {error}");
-    let device = File::options().write(true).open("/dev/urandom").map_err(failed)?;
+    let device = open("/dev/urandom", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+    let device = device.map_err(|errno| failed(errno.into()))?;
     // SAFETY: the kernel reads the structure, with the length that it names, during the call.
     let added = unsafe { libc::ioctl(device.as_raw_fd(), ADD as libc::Ioctl, &raw const info) };
     // SAFETY: the call takes no pointer.

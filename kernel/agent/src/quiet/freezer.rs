@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use volt_job::quiet::Frozen;
 
-use super::groups::{ROOT, is_init_of_ours, of_workload};
+use super::groups::{ROOT, of_workload};
 use crate::kernel_file;
 
 /// Time between two looks whether all is frozen.
@@ -19,9 +19,9 @@ const STEP: Duration = Duration::from_micros(500);
 /// # Errors
 /// A process does not freeze in time; the error names it. The workload then runs.
 pub fn freeze(patience: Duration) -> Result<Frozen, String> {
-    let (groups, frozen) = frozen_after(patience)?;
+    let frozen = see_frozen(patience)?;
     // An init of the image runs on, and may have made others meanwhile.
-    let groups = if is_init_of_ours() { groups } else { of_workload() };
+    let groups = of_workload();
     let late = groups.iter().find(|group| !frozen.frozen.contains(&name(group)));
     let Some(late) = late else { return Ok(frozen) };
     let problem = stuck(late).unwrap_or_else(|| format!("the control group {} does not freeze", name(late)));
@@ -37,11 +37,6 @@ pub fn freeze(patience: Duration) -> Result<Frozen, String> {
 /// # Errors
 /// The kernel refuses. The workload then runs.
 pub fn see_frozen(patience: Duration) -> Result<Frozen, String> {
-    frozen_after(patience).map(|(_, frozen)| frozen)
-}
-
-/// Freezes the workload. Returns its groups, and those that stand still after at most this time.
-fn frozen_after(patience: Duration) -> Result<(Vec<PathBuf>, Frozen), String> {
     let groups = of_workload();
     if groups.is_empty() {
         return Err(format!("no control groups of a workload in {ROOT}"));
@@ -54,8 +49,7 @@ fn frozen_after(patience: Duration) -> Result<(Vec<PathBuf>, Frozen), String> {
     loop {
         let frozen: Vec<_> = groups.iter().filter(|group| is_frozen(group)).collect();
         if frozen.len() == groups.len() || Instant::now() >= end {
-            let frozen = Frozen { frozen: frozen.into_iter().map(|group| name(group)).collect() };
-            return Ok((groups, frozen));
+            return Ok(Frozen { frozen: frozen.into_iter().map(|group| name(group)).collect() });
         }
         sleep(STEP);
     }

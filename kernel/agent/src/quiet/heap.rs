@@ -25,11 +25,13 @@ pub fn collapse() {
     }
 }
 
-/// Whether this process has enough private memory, by the text of statm (proc_pid_statm(5)). The list of its
-/// mappings takes ten times as long to read.
+/// Whether this process uses enough memory without a file, by the text of statm (proc_pid_statm(5)). The list
+/// of its mappings takes ten times as long to read.
 fn may_have_huge_pages(statm: &str) -> bool {
-    let pages = statm.split(' ').nth(5).and_then(|pages| pages.parse().ok());
-    pages.is_none_or(|pages: usize| pages * PAGE >= HUGE)
+    let mut pages = statm.split(' ').map(|pages| pages.parse::<usize>().ok());
+    let resident = pages.nth(1).flatten();
+    let of_files = pages.next().flatten();
+    resident.zip(of_files).is_none_or(|(all, of_files)| all.saturating_sub(of_files) * PAGE >= HUGE)
 }
 
 /// The whole huge pages of a line of maps, if it is one of private memory without a file.
@@ -51,8 +53,8 @@ mod tests {
 
     #[test]
     fn process_of_little_memory_is_left_as_it_is() {
-        assert!(!may_have_huge_pages("900 700 300 600 0 511 0\n"));
-        assert!(may_have_huge_pages("900 700 300 600 0 512 0\n"));
+        assert!(!may_have_huge_pages("9000 811 300 600 0 7000 0\n"));
+        assert!(may_have_huge_pages("9000 812 300 600 0 7000 0\n"));
         assert!(may_have_huge_pages(""), "its maps tell");
     }
 

@@ -1,7 +1,7 @@
 //! Names that tell one VM from another.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{Mode, OFlags, open};
@@ -12,6 +12,8 @@ const HOSTS: &str = "/etc/hosts";
 const MACHINE_ID: &str = "/etc/machine-id";
 /// The address of a host's own name, as Debian has it.
 const OWN_ADDRESS: &str = "127.0.1.1";
+/// Bytes that a file of names seldom has. A read of fewer has reached its end.
+const SHORT: usize = 4096;
 
 /// Sets the host name, also in the files that had the last one.
 pub(super) fn set_hostname(name: &str) -> Result<(), String> {
@@ -31,9 +33,8 @@ pub(super) fn set_machine_id(id: &str) -> Result<(), String> {
 /// Rewrites a file, if it is there. Its place on the disk stays: another file beside it, and a rename, would
 /// take the guest ten times as long.
 fn replace(path: &str, change: impl FnOnce(&str) -> String) -> Result<(), String> {
-    let rewrite = |mut file: File| {
-        let mut old = Vec::new();
-        file.read_to_end(&mut old)?;
+    let rewrite = |file: File| {
+        let old = content(&file)?;
         let new = change(&String::from_utf8_lossy(&old)).into_bytes();
         if new != old {
             file.write_all_at(&new, 0)?;
@@ -45,6 +46,17 @@ fn replace(path: &str, change: impl FnOnce(&str) -> String) -> Result<(), String
         opened => opened.map_err(Into::into).and_then(|opened| rewrite(File::from(opened))),
     };
     rewritten.map_err(|error| format!("{path}: {error}"))
+}
+
+/// Reads a whole file: a short one by one system call.
+fn content(mut file: &File) -> io::Result<Vec<u8>> {
+    let mut content = vec![0; SHORT];
+    let count = file.read(&mut content)?;
+    content.truncate(count);
+    if count == SHORT {
+        file.read_to_end(&mut content)?;
+    }
+    Ok(content)
 }
 
 /// The lines of `hosts` with another name of the host itself.
@@ -74,8 +86,15 @@ mod tests {
         let path = path.to_str().unwrap();
         replace(path, |_| "new".to_owned()).unwrap();
         std::fs::write(path, "a long old name\n").unwrap();
-        for new in ["short\n", "a name that is longer\n", "same\n", "same\n"] {
-            replace(path, |_| new.to_owned()).unwrap();
+        let long = "long\n".repeat(SHORT);
+        for new in ["short\n", "a name that is longer\n", "same\n", "same\n", &long, &long[..SHORT], "last\n"]
+        {
+            let old = std::fs::read_to_string(path).unwrap();
+            let change = |found: &str| {
+                assert_eq!(found, old);
+                new.to_owned()
+            };
+            replace(path, change).unwrap();
             assert_eq!(std::fs::read_to_string(path).unwrap(), new);
         }
     }
