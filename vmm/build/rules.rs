@@ -378,6 +378,8 @@ static WORKER: &[Rule] = &[
             &[is(1, F_GET_SEALS as u32)],
         ],
     ),
+    // A lower priority of the thread itself (PRIO_PROCESS): the writer of a warm snapshot.
+    only(SYS_setpriority, &[&[is(0, 0), is(1, 0), is(2, 10)]]),
     // Stops this process at SIGTSTP.
     only(SYS_kill, &[&[is(0, OWN_PROCESS), is(1, SIGSTOP as u32)]]),
 ];
