@@ -23,6 +23,10 @@ fn init_of_an_image_has_an_agent_beside_it_and_takes_a_stop() {
     images.run(&["run", "--detach", "--name", "web", IMAGE, "/sbin/init"]).succeeded();
     let arguments = images.run(&["exec", "web", "sh", "-c", "tr '\\0' ' ' </proc/1/cmdline"]);
     assert_eq!(arguments.succeeded().stdout, "/bin/sh /sbin/init ");
+    // The shell's parent is the agent.
+    images.run(&["exec", "web", "sh", "-c", "kill -9 $PPID"]);
+    let agent = || images.run(&["exec", "web", "sh", "-c", "echo $PPID"]).stdout;
+    wait_until("the agent starts again", || !agent().is_empty());
     wait_until("its output is kept", || images.names.ok("logs web").contains("process 1, "));
     images.names.ok("fork --quiesce --require-agent --name child web");
     assert_eq!(images.run(&["exec", "child", "hostname"]).succeeded().stdout, "child\n");

@@ -134,6 +134,11 @@ impl Agent {
         Ok(Pid::from_child(&command.spawn()?))
     }
 
+    /// Closes the link, and starts later agents without one: process 1 no longer answers.
+    pub(super) fn close_link(&mut self) {
+        (self.link, self.has_link) = (None, false);
+    }
+
     /// Returns the link to the running agent.
     pub(super) fn link(&self) -> Option<BorrowedFd<'_>> {
         self.link.as_ref().map(AsFd::as_fd)

@@ -11,6 +11,7 @@
 mod agent;
 mod cgroup;
 mod console;
+mod keeper;
 mod main_process;
 mod modules;
 mod mounts;
@@ -84,6 +85,7 @@ fn run(machine: &mut Machine) -> Result<Ended, String> {
     }
     machine.shares_console = process.console || process.terminal;
     if process.is_init {
+        keeper::leave(&mut machine.agent);
         return Ok(process::become_init(process, hostname));
     }
     let stop = supervise::Stop::new(process)?;

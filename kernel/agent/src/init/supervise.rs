@@ -9,7 +9,7 @@ use volt_job::{Ended, StartMain};
 
 use super::agent::Agent;
 use super::signals::{self, Signal};
-use super::{cgroup, main_process, process, signal_names, system};
+use super::{cgroup, keeper, main_process, process, signal_names, system};
 use crate::link::{ToAgent, ToInit};
 
 /// How the main process is asked to end.
@@ -61,6 +61,7 @@ pub(super) fn until_end(main: Option<Main>, agent: &mut Agent) -> Ended {
             match message {
                 ToInit::Start(start) if main.is_none() && start.process.is_init => {
                     agent.tell(&ToAgent::BecomesInit, &[]);
+                    keeper::leave(agent);
                     let ended = process::become_init(&start.process, main_process::hostname().as_deref());
                     agent.tell_last(&ToAgent::NotStarted(ended.clone()));
                     return ended;

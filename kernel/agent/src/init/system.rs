@@ -32,6 +32,13 @@ pub(super) fn block_signals(signals: impl IntoIterator<Item = i32>) {
     unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, null_mut()) };
 }
 
+/// Unblocks all signals.
+pub(super) fn unblock_signals() {
+    let set = set_of([]);
+    // SAFETY: the kernel reads the set during the call; the null pointer asks for no old one.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const set, null_mut()) };
+}
+
 /// Takes the next of these signals, all of them blocked. Returns its number, and whether the kernel sent it
 /// of itself. Returns none after the time.
 pub(super) fn next_signal(
@@ -103,6 +110,15 @@ pub(super) fn unsent(terminal: impl AsFd) -> i32 {
 
 // ---- Processes --------------------------------------------------------------------------------------------
 
+/// Forks process 1. Returns `None` in the child.
+pub(super) fn fork() -> io::Result<Option<Pid>> {
+    // SAFETY: process 1 has one thread, so that the child finds no lock taken.
+    match unsafe { libc::fork() } {
+        ..0 => Err(io::Error::last_os_error()),
+        child => Ok(Pid::from_raw(child)),
+    }
+}
+
 /// Calls `act` in the child, after its input and output are set, with all signals unblocked. `act` may make
 /// system calls alone.
 pub(super) fn before_exec(
@@ -113,8 +129,7 @@ pub(super) fn before_exec(
     // is valid.
     unsafe {
         command.pre_exec(move || {
-            let set = set_of([]);
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const set, null_mut());
+            unblock_signals();
             act()
         });
     }
