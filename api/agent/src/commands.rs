@@ -1,6 +1,7 @@
 //! Commands in a guest: their start, and requests about them.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -12,13 +13,17 @@ use crate::envelopes::pack;
 use crate::error::{Error, Result};
 use crate::http::{Answer, Request};
 use crate::input::{Input, InputKind};
-use crate::messages::{About, CallError, Config, Pty, Selected, Start};
+use crate::messages::{About, CallError, Config, Pty, Running, Selected, Start};
 use crate::session::{INSTANCE, OFFSET, Session};
 use crate::text::shown;
 use crate::{ANSWER, Agent};
 
 /// Time between two attempts to follow a main process that the agent does not know yet.
 const AGAIN: Duration = Duration::from_millis(50);
+/// Longest list of commands, with their arguments and variables.
+const LONGEST_LIST: u64 = 16 << 20;
+/// Longest time for an answer that a loop waits for.
+const SHORT: Duration = Duration::from_secs(1);
 /// SIGKILL.
 const KILL: i32 = 9;
 const STREAM: &str = "application/connect+json";
@@ -54,6 +59,11 @@ fn refusal(object: &str, answer: Answer) -> Error {
     let refusal = answer.refusal();
     let message = format!("its agent refuses {object}: {refusal}");
     Error::refused(refusal.code().unwrap_or_default(), message)
+}
+
+/// Whether an error is that of a connection that the other side has closed.
+fn is_closed(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
 /// A signal for a command.
@@ -174,6 +184,22 @@ impl Agent {
         match answer.status {
             204 | 404 => Ok(()),
             _ => Err(refusal(&format!("signal {signal}"), answer)),
+        }
+    }
+
+    /// Whether a command has ended, so that its last output may be on its way. It has, perhaps, if the agent
+    /// closes the connection: it does so before the end of its VM. `None`: no answer comes within a second.
+    #[must_use]
+    pub fn has_ended(&self, pid: u32) -> Option<bool> {
+        let request = Request::new("POST", "/process.Process/List").body("application/json", b"{}".to_vec());
+        let listed = self.ask_shortly(SHORT, &request).and_then(|answer| match answer.status {
+            200 => Ok(serde_json::from_slice(&answer.body_up_to(LONGEST_LIST)?)?),
+            _ => Err(ErrorKind::InvalidData.into()),
+        });
+        match listed {
+            Ok(Running { processes }) => Some(processes.iter().all(|process| process.pid != pid)),
+            Err(error) if is_closed(error.kind()) => Some(true),
+            Err(_) => None,
         }
     }
 

@@ -66,11 +66,23 @@ impl Agent {
 
     /// Connects to the agent's port.
     fn connect(&self) -> io::Result<UnixStream> {
+        self.connect_within(ANSWER).map(Timed::into_inner)
+    }
+
+    /// Connects to the agent's port. The time goes on to count for the answer.
+    fn connect_within(&self, patience: Duration) -> io::Result<Timed> {
         let stream = UnixStream::connect(&self.socket)?;
-        stream.set_write_timeout(Some(ANSWER))?;
-        let mut stream = Timed::new(stream, Some(ANSWER));
+        stream.set_write_timeout(Some(patience))?;
+        let mut stream = Timed::new(stream, Some(patience));
         stream.write_all(format!("CONNECT {PORT}\n").as_bytes())?;
-        Ok(greeted(stream)?.into_inner())
+        greeted(stream)
+    }
+
+    /// As [`Agent::ask`], with so little time for all of it.
+    fn ask_shortly(&self, patience: Duration, request: &Request<'_>) -> io::Result<Answer> {
+        let mut stream = self.connect_within(patience)?;
+        request.write(&mut stream)?;
+        Answer::read(stream)
     }
 
     /// Sends a request and reads the head of the answer, in at most 10 s.

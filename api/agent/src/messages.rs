@@ -91,6 +91,13 @@ pub(crate) struct Started {
     pub(crate) pid: u32,
 }
 
+/// The commands that run.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Running {
+    #[serde(default)]
+    pub(crate) processes: Vec<Started>,
+}
+
 /// Output, in base64.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

@@ -56,6 +56,11 @@ impl Agent {
         self.told(self.client.signal(process, signal))
     }
 
+    /// Whether a command has ended, perhaps. `None`: the agent does not answer within a second.
+    pub(super) fn has_ended(&self, pid: u32) -> Option<bool> {
+        self.client.has_ended(pid)
+    }
+
     /// Tells a command's terminal its size.
     ///
     /// # Errors

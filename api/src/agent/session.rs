@@ -59,6 +59,10 @@ impl Remote for Session {
         self.followed.is_sending()
     }
 
+    fn has_ended(&self) -> Option<bool> {
+        self.agent.has_ended(self.pid())
+    }
+
     fn end_input(&mut self) {
         self.followed.end_input();
     }

@@ -9,7 +9,7 @@
 //! No write blocks: keys and signals count also while the reader of standard output stands still.
 use std::io::{self, ErrorKind, stdin};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
@@ -41,6 +41,10 @@ Ctrl-A H       this list (also: Ctrl-A ?)";
 const TYPED_AHEAD: usize = 64 << 10;
 /// Time between two calls for [`Event::Tick`].
 const TICK: Duration = Duration::from_millis(200);
+/// Time between two questions whether the command has ended, while a reader stands still.
+const LOOK: Duration = Duration::from_millis(300);
+/// Time after a question without an answer. Keys have to wait for a second while one is asked.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// An event for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +109,8 @@ pub(crate) fn connect(
     let parser = keys.map(EscapeParser::detaching);
     let screens = [Screen::open(stdio::stdout()), Screen::open(stdio::stderr())];
     let (has_input, has_ended) = (remote.input().is_some(), false);
-    let mut client =
-        Client { remote, signals, parser, typed: Vec::new(), has_input, screens, has_ended, on_event };
+    let (typed, rest) = (Vec::new(), Rest::default());
+    let mut client = Client { remote, signals, parser, typed, has_input, screens, rest, has_ended, on_event };
     let left = client.run();
     // Before the client is dropped, which lets signals stop and end this process again.
     terminal::leave_raw_mode();
@@ -124,9 +128,19 @@ struct Client<'a, R, F> {
     has_input: bool,
     /// Standard output and standard error.
     screens: [Screen; 2],
+    rest: Rest,
     /// Whether the other end has ended. Its last output may not be printed yet.
     has_ended: bool,
     on_event: F,
+}
+
+/// The last output of a command whose reader stands still. A VM waits for it, but a few seconds only.
+#[derive(Default)]
+struct Rest {
+    /// Whether the command has ended. The output that is on its way is then taken, though a screen is full.
+    is_taken: bool,
+    /// Before this, the other end is not asked again.
+    next_look: Option<Instant>,
 }
 
 /// Sources that are ready.
@@ -148,6 +162,7 @@ impl<R: Remote, F: FnMut(Event) -> Result<bool, Failure>> Client<'_, R, F> {
             if !(self.on_event)(Event::Tick)? {
                 return Ok(Left::Stopped);
             }
+            self.look_for_the_end();
             if ready.output {
                 self.receive()?;
             }
@@ -194,7 +209,20 @@ impl<R: Remote, F: FnMut(Event) -> Result<bool, Failure>> Client<'_, R, F> {
     }
 
     fn is_full(&self) -> bool {
-        self.screens.iter().any(Screen::is_full)
+        let is_taken = self.rest.is_taken;
+        self.screens.iter().any(|screen| if is_taken { screen.has_no_room() } else { screen.is_full() })
+    }
+
+    /// Takes the rest of the output if the command ends while a screen is full.
+    fn look_for_the_end(&mut self) {
+        if !self.screens.iter().any(Screen::is_full) {
+            self.rest.is_taken = false;
+        } else if !self.rest.is_taken && self.rest.next_look.is_none_or(|next| next <= Instant::now()) {
+            let ended = self.remote.has_ended();
+            self.rest.is_taken = ended == Some(true);
+            let pause = if ended.is_some() { LOOK } else { LOOK_AGAIN };
+            self.rest.next_look = Some(Instant::now() + pause);
+        }
     }
 
     /// Takes output, unless too much waits for a screen.

@@ -1,10 +1,12 @@
 //! `volt-vmm run IMAGE`, and the commands on such a VM.
 
 use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use rustix::io::ioctl_fionread;
 use rustix::process::Signal;
 use serde_json::Value;
 use volt_image::digest;
@@ -218,6 +220,30 @@ fn foreground_client_goes_on_after_the_end_of_the_agent() {
     client.wait_for("two\n");
     let outcome = client.wait_exit();
     assert_eq!((outcome.status, &*outcome.stdout), (3, "one\ntwo\n"), "{}", outcome.stderr);
+    images.are_empty();
+}
+
+#[test]
+fn output_is_whole_though_its_reader_stands_still_beyond_the_end() {
+    needs!(kvm, linux, agent);
+    let images = Images::new();
+    let words = ["run", "--name", "web", IMAGE, "busybox", "seq", "100000"];
+    let mut command = images.command(&words);
+    let mut client = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let unread = client.stdout.take().unwrap();
+    wait_until("the VM has ended", || {
+        let seen = images.run(&["inspect", "web", "--json"]);
+        seen.status == 0 && !serde_json::from_str::<Value>(&seen.stdout).unwrap()["end"].is_null()
+    });
+    assert!(ioctl_fionread(&unread).unwrap() > 15 * 4096, "the pipe is full");
+    let lines: Vec<_> = BufReader::new(unread).lines().map(Result::unwrap).collect();
+    assert!(
+        lines.iter().map(String::as_str).eq((1..=100_000).map(|line| line.to_string())),
+        "{}",
+        lines.len()
+    );
+    assert!(client.wait().unwrap().success());
+    images.names.ok("rm web");
     images.are_empty();
 }
 

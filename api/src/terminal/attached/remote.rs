@@ -43,6 +43,12 @@ pub(crate) trait Remote {
         false
     }
 
+    /// Whether the command has ended, so that its last output is on its way. `None`: no answer comes within a
+    /// second.
+    fn has_ended(&self) -> Option<bool> {
+        Some(false)
+    }
+
     /// Tells that no more input follows. Later calls have no effect.
     fn end_input(&mut self);
 }

@@ -3,6 +3,7 @@
 //! Others share the opening of a terminal or a pipe, so its mode stays. The screen opens it once more, and
 //! that opening does not block.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -12,6 +13,8 @@ use rustix::io::Errno;
 
 /// Bytes that may wait. More is not taken from the console.
 const MOST: usize = 64 << 10;
+/// Bytes that may wait after the end of a command: more than an agent, a pipe and sockets hold.
+const MOST_AT_END: usize = 4 << 20;
 /// Bytes that a pipe takes whole if it is ready (pipe(7)).
 const PIECE: usize = 4096;
 
@@ -21,7 +24,7 @@ pub(super) struct Screen {
     stream: BorrowedFd<'static>,
     /// The opening that does not block; absent for other kinds of files, and where the host refuses.
     own: Option<OwnedFd>,
-    waiting: Vec<u8>,
+    waiting: VecDeque<u8>,
 }
 
 impl Screen {
@@ -31,7 +34,7 @@ impl Screen {
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let path = format!("/proc/self/fd/{}", stream.as_raw_fd());
         let open = || rustix::fs::open(&path, flags, Mode::empty()).ok();
-        Self { stream, own: stalls.then(open).flatten(), waiting: Vec::new() }
+        Self { stream, own: stalls.then(open).flatten(), waiting: VecDeque::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -42,8 +45,13 @@ impl Screen {
         self.waiting.len() >= MOST
     }
 
+    /// Whether it takes nothing more, though the command has ended.
+    pub(super) fn has_no_room(&self) -> bool {
+        self.waiting.len() >= MOST_AT_END
+    }
+
     pub(super) fn add(&mut self, output: &[u8]) {
-        self.waiting.extend_from_slice(output);
+        self.waiting.extend(output);
     }
 
     /// Writes as much as the reader takes now.
@@ -52,7 +60,8 @@ impl Screen {
     /// The reader has gone, or the disk is full.
     pub(super) fn write(&mut self) -> io::Result<()> {
         while !self.waiting.is_empty() {
-            let piece = &self.waiting[..self.waiting.len().min(PIECE)];
+            let (front, _) = self.waiting.as_slices();
+            let piece = &front[..front.len().min(PIECE)];
             let written = match &self.own {
                 Some(own) => rustix::io::write(own, piece),
                 None if self.takes_more() => rustix::io::write(self.stream, piece),

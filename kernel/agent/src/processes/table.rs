@@ -90,7 +90,8 @@ impl Table {
 
     /// Running commands in the order of their process ids.
     pub fn list(&self) -> Vec<ProcessInfo> {
-        self.running.borrow().values().map(|process| process.info()).collect()
+        let running = self.running.borrow();
+        running.values().filter(|process| !process.exited()).map(|process| process.info()).collect()
     }
 
     /// Finds a running command, or the main process.
@@ -193,7 +194,13 @@ mod tests {
         table.add_main(&main);
         let by_tag = selector(None, Some("main"));
         assert_eq!(table.find(Some(&by_tag)).unwrap().id(), 7);
+        assert_eq!(table.list().len(), 2);
         main.set_exited();
+        assert_eq!(
+            table.list().iter().map(|info| info.pid).collect::<Vec<_>>(),
+            [3],
+            "its output may remain"
+        );
         main.set_end(end::of(Err(std::io::ErrorKind::Other.into())));
         table.finish(&main);
         assert_eq!(table.find(Some(&by_tag)).unwrap().id(), 7);
