@@ -58,6 +58,7 @@ fn main() {
     small.extend(sources.iter().map(String::as_str));
     compile(&cc, &small, &out.join("small-guest"));
     compile(&cc, &["-static", "programs/empty.c"], &out.join("empty"));
+    compile(&cc, &["-static", "programs/calls.c"], &out.join("calls"));
     compile(&cc, &["-static", "programs/floor.c", "programs/floor_main.c"], &out.join("floor"));
     // The kernel's headers are found where glibc has its own, hence last.
     let musl =

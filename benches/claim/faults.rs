@@ -3,6 +3,7 @@
 use std::fs;
 
 use volt_benches::Result;
+use volt_benches::page_faults::{self, counted};
 use volt_benches::table::Table;
 
 use crate::vms::{RUNNING, Vms};
@@ -39,7 +40,28 @@ pub fn of(vms: &Vms) -> Result<Option<String>> {
     for (name, count) in rows {
         table.row([name.to_owned(), count.to_string(), format!("{:.2}", count as f64 / bare as f64)]);
     }
-    Ok(Some(format!("{ABOUT}\n\n{table}")))
+    let causes = by_cause(vms)?.map_or_else(String::new, |causes| format!("\n{causes}"));
+    Ok(Some(format!("{ABOUT}\n\n{table}{causes}")))
+}
+
+/// The table of causes, if the host traces page faults.
+fn by_cause(vms: &Vms) -> Result<Option<String>> {
+    let exec = |vm: &str, _| vms.exec(vm).map(drop);
+    // It leaves the working set.
+    vms.run(&[])?;
+    let ahead = counted(|| vms.in_warm_vm(exec))?;
+    let bare = counted(|| {
+        vms.forget_working_sets()?;
+        vms.in_warm_vm(exec)
+    })?;
+    let forked = counted(|| vms.in_child(exec))?;
+    let running = counted(|| exec(RUNNING, 0))?;
+    let (Some(bare), Some(ahead), Some(forked), Some(running)) = (bare, ahead, forked, running) else {
+        return Ok(None);
+    };
+    let acts =
+        [("warm, without a working set", bare), ("warm", ahead), ("fork", forked), ("`exec`", running)];
+    Ok(Some(page_faults::table(&acts)))
 }
 
 fn fewest(mut count: impl FnMut() -> Result<u64>) -> Result<u64> {

@@ -1,5 +1,6 @@
 //! How long a user waits for the first output of a command, by the way to the VM that runs it.
 
+mod calls;
 mod faults;
 mod phases;
 mod vms;
@@ -40,10 +41,6 @@ struct Options {
     #[command(flatten)]
     image: ImageOptions,
 
-    /// A word more for each volt-vmm run, such as --vcpus=2. Repeatable
-    #[arg(long = "option", value_name = "WORD", allow_hyphen_values = true)]
-    options: Vec<String>,
-
     /// Runs of each way
     #[arg(long, value_name = "N", default_value_t = 20)]
     runs: usize,
@@ -76,7 +73,7 @@ fn run(options: &Options) -> Result<()> {
         given => given.to_vec(),
     };
     let mut image = options.image.shape();
-    image.extend(options.options.iter().chain([&options.image.image]).map(OsString::from));
+    image.push(OsString::from(&options.image.image));
     let vms = Vms::new(ImageHost::new(&scratch, &options.image)?, image, command.clone());
     let boots = (0..options.boots).map(|_| vms.run(&["--cold"])).collect::<Result<Times>>()?;
     let first = [vms.run(&[])?].into_iter().collect::<Times>();
@@ -103,10 +100,12 @@ fn run(options: &Options) -> Result<()> {
     }
     let phases = phases::of(&vms, &scratch, options.runs)?;
     let faults = faults::of(&vms)?.map_or_else(String::new, |faults| format!("\n{faults}"));
+    // Last: the VM is slow from then on.
+    let calls = calls::of(&vms, &scratch)?;
     let mut document = Document::default();
     document.say(&format!(
         "# From a call to the first output\n\nThe benchmark itself writes this page (`--write-docs`). {}\n\
-         {ABOUT} The command is `{}`.\n\n{table}\n{phases}{faults}",
+         {ABOUT} The command is `{}`.\n\n{table}\n{phases}{faults}\n{calls}",
         circumstances("claim", &command_line::given(), load),
         command.join(" "),
     ));

@@ -1,5 +1,6 @@
 //! VMs of one image, with directories of this benchmark's own.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -7,6 +8,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use volt_agent_client::{Agent, Command};
 use volt_benches::image_host::ImageHost;
 use volt_benches::{OrSay, Result};
 
@@ -14,8 +17,10 @@ use crate::faults::taken;
 
 /// The VM that has run for a while.
 pub const RUNNING: &str = "running";
+/// The VM whose log has the phases of its forks.
+pub const LOGGED: &str = "logged";
 /// The child of a fork.
-const CHILD: &str = "child";
+pub const CHILD: &str = "child";
 /// The VM whose faults are counted.
 const COUNTED: &str = "counted";
 /// The main process of a VM that is there for other commands.
@@ -51,7 +56,13 @@ impl Vms {
         }
     }
 
-    fn to_end<W: Into<OsString>>(&self, words: impl IntoIterator<Item = W>) -> Result<()> {
+    /// Runs a command to its end, and returns its output as it is.
+    pub fn bytes<W: Into<OsString>>(&self, words: impl IntoIterator<Item = W>) -> Result<Vec<u8>> {
+        self.host.bytes(words)
+    }
+
+    /// Runs a command to its end.
+    pub fn to_end<W: Into<OsString>>(&self, words: impl IntoIterator<Item = W>) -> Result<()> {
         self.host.output(words).map(drop)
     }
 
@@ -75,12 +86,55 @@ impl Vms {
 
     /// Starts the VM that goes on.
     pub fn start_one(&self) -> Result<()> {
-        self.start(RUNNING)
+        self.start(RUNNING, &[])
     }
 
-    fn start(&self, name: &str) -> Result<()> {
-        let words = ["run", "--detach", "--name", name].into_iter().map(OsString::from);
+    fn start(&self, name: &str, options: &[&str]) -> Result<()> {
+        let words = ["run", "--detach", "--name", name]
+            .into_iter()
+            .chain(options.iter().copied())
+            .map(OsString::from);
         self.to_end(words.chain(self.image.iter().cloned()).chain(SLEEP.map(OsString::from)))
+    }
+
+    /// Starts the VM whose forks log their phases to a file, and runs the command there.
+    pub fn start_logged(&self, log: &Path) -> Result<()> {
+        self.start(LOGGED, &["--log-level", "debug", "--log", &log.display().to_string()])?;
+        self.exec(LOGGED).map(drop)
+    }
+
+    /// Forks that VM, and has the child's agent run the command. Returns the time of the call, those from it
+    /// to the end of `fork`, to the start of the process and to its first output, and the log.
+    pub fn fork_with_log(&self, log: &Path) -> Result<(SystemTime, [Duration; 3], String)> {
+        let read = || fs::read_to_string(log).or_say("read the log of a VM");
+        let before = read()?.len();
+        let (called, start) = (SystemTime::now(), Instant::now());
+        self.fork(LOGGED)?;
+        let forked = start.elapsed();
+        let command = Command {
+            argv: self.command.clone(),
+            env: BTreeMap::new(),
+            cwd: Some("/".to_owned()),
+            user: None,
+            terminal: None,
+            has_input: false,
+        };
+        let begun = Agent::new(&self.host.vsock(CHILD)).start(&command).or_say("start a command")?;
+        let mut session = begun.map_err(|refusal| refusal.message)?;
+        let begun = start.elapsed();
+        loop {
+            let received = session.receive().or_say("read output")?;
+            match received.is_at_end {
+                _ if !received.output.is_empty() => break,
+                true => return Err("the command wrote nothing".to_owned()),
+                false => {}
+            }
+            let stream = session.output();
+            poll(&mut [PollFd::new(&stream, PollFlags::IN)], None).or_say("wait for output")?;
+        }
+        let wrote = start.elapsed();
+        self.to_end(["rm", "--force", CHILD])?;
+        Ok((called, [forked, begun, wrote], read()?.split_off(before)))
     }
 
     /// Removes the working sets of warm snapshots.
@@ -108,7 +162,7 @@ impl Vms {
     /// Calls `act` for a VM of a warm start, with the count of faults from before.
     pub fn in_warm_vm<T>(&self, act: impl FnOnce(&str, u64) -> Result<T>) -> Result<T> {
         let before = taken().unwrap_or(0);
-        self.start(COUNTED)?;
+        self.start(COUNTED, &[])?;
         let acted = act(COUNTED, before);
         self.to_end(["rm", "--force", COUNTED])?;
         acted
@@ -117,14 +171,15 @@ impl Vms {
     /// Calls `act` for a fork's child, with the count of faults from before.
     pub fn in_child<T>(&self, act: impl FnOnce(&str, u64) -> Result<T>) -> Result<T> {
         let before = taken().unwrap_or(0);
-        self.fork()?;
+        self.fork(RUNNING)?;
         let acted = act(CHILD, before);
         self.to_end(["rm", "--force", CHILD])?;
         acted
     }
 
-    fn fork(&self) -> Result<()> {
-        self.to_end(["fork", "--quiesce", "--require-agent", "--name", CHILD, RUNNING])
+    /// Forks a VM, whose agent freezes the workload and whose child's agent wakes it.
+    pub fn fork(&self, parent: &str) -> Result<()> {
+        self.to_end(["fork", "--quiesce", "--require-agent", "--name", CHILD, parent])
     }
 
     /// Runs the command in a VM that runs.
@@ -135,7 +190,7 @@ impl Vms {
     /// Forks the VM that runs, and runs the command in the child.
     pub fn fork_and_exec(&self) -> Result<Duration> {
         let start = Instant::now();
-        self.fork()?;
+        self.fork(RUNNING)?;
         let forked = start.elapsed();
         let took = forked + self.exec(CHILD)?;
         self.to_end(["rm", "--force", CHILD])?;
@@ -146,6 +201,6 @@ impl Vms {
 impl Drop for Vms {
     fn drop(&mut self) {
         // The end of the benchmark reports nothing any more.
-        let _ = self.to_end(["rm", "--force", RUNNING, COUNTED, CHILD]);
+        let _ = self.to_end(["rm", "--force", RUNNING, LOGGED, COUNTED, CHILD]);
     }
 }

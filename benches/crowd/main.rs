@@ -48,6 +48,10 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 100)]
     count: usize,
 
+    /// Pause VMs that have nothing to do, where their timers would keep the host's processors busy
+    #[arg(long)]
+    paused: bool,
+
     /// Write the result to docs/benchmarks-crowd.md
     #[arg(long)]
     write_docs: bool,
@@ -76,7 +80,7 @@ fn run(options: &Options) -> Result<()> {
     };
     let mut cache = Table::new(&["the image's files in the page cache", "MiB"]);
     let mut add = |moment: &str, bytes: u64| cache.row([moment.to_owned(), format!("{:.1}", mib(bytes))]);
-    let mut vms = Vms::new(&host, &options.image);
+    let mut vms = Vms::new(&host, &options.image, options.paused);
     vms.make_warm()?;
     files.iter().try_for_each(|file| forget(file))?;
     add("before the first VM", of_all(resident)?);
@@ -99,7 +103,7 @@ fn run(options: &Options) -> Result<()> {
     document.say(&format!(
         "# Many VMs of one image\n\n{} {}\n\
          {} VMs of one image run, each restored from the warm snapshot of the image. The host has {} MiB of \
-         memory. In each VM a command reads files of the image, {} bytes: all VMs must print the same.\n\n\
+         memory. In each VM a command reads files of the image. It must print the same in all: `{}`.\n\n\
          ## Page cache of the image\n\n{CACHE}\n\n{cache}\n## Memory of the VMs\n\n{MEMORY}\n\n{memory}",
         origin("crowd"),
         circumstances("crowd", &command_line::given(), load),

@@ -12,13 +12,20 @@ use volt_benches::{OrSay, Result};
 pub struct Vms<'a> {
     host: &'a ImageHost,
     options: &'a ImageOptions,
+    /// Whether they are paused while they have nothing to do.
+    paused: bool,
     count: usize,
 }
 
 impl<'a> Vms<'a> {
     /// Begins without VMs.
-    pub fn new(host: &'a ImageHost, options: &'a ImageOptions) -> Self {
-        Self { host, options, count: 0 }
+    pub fn new(host: &'a ImageHost, options: &'a ImageOptions, paused: bool) -> Self {
+        Self { host, options, paused, count: 0 }
+    }
+
+    /// Pauses or resumes a VM, if they are paused.
+    fn tell(&self, act: &str, vm: &str) -> Result<()> {
+        if self.paused { self.host.output([act, vm]).map(drop) } else { Ok(()) }
     }
 
     fn words(&self, first: &[&str], last: &[&str]) -> Vec<OsString> {
@@ -38,6 +45,7 @@ impl<'a> Vms<'a> {
             let first = ["run", "--detach", "--name", &name];
             self.host.output(self.words(&first, &["sleep", "1000000"]))?;
             self.count += 1;
+            self.tell("pause", &name)?;
         }
         Ok(())
     }
@@ -46,8 +54,11 @@ impl<'a> Vms<'a> {
     pub fn read(&self, command: &[String]) -> Result<String> {
         let mut said = None;
         for number in 0..self.count {
-            let words = ["exec".to_owned(), name(number)].into_iter().chain(command.iter().cloned());
+            let vm = name(number);
+            self.tell("resume", &vm)?;
+            let words = ["exec", &vm].into_iter().chain(command.iter().map(String::as_str));
             let output = self.host.output(words)?;
+            self.tell("pause", &vm)?;
             let first = said.get_or_insert_with(|| output.clone());
             if *first != output {
                 return Err(format!("the VMs read different files: {first}, {output}"));

@@ -37,6 +37,10 @@ pub struct ImageOptions {
     #[arg(long, value_name = "TEXT", default_value = "console=ttyS0 reboot=k panic=-1 quiet")]
     cmdline: String,
 
+    /// A word more for each VM, such as --vcpus=2. Repeatable
+    #[arg(long = "option", value_name = "WORD", allow_hyphen_values = true)]
+    options: Vec<String>,
+
     #[command(flatten)]
     program: Program,
 }
@@ -45,7 +49,8 @@ impl ImageOptions {
     /// Options of `run` for each VM.
     #[must_use]
     pub fn shape(&self) -> Vec<OsString> {
-        ["--memory", &self.memory, "--cmdline", &self.cmdline].map(OsString::from).to_vec()
+        let words = ["--memory", &self.memory, "--cmdline", &self.cmdline].into_iter();
+        words.chain(self.options.iter().map(String::as_str)).map(OsString::from).collect()
     }
 
     /// Kernel and initramfs of each VM.
@@ -85,6 +90,13 @@ impl ImageHost {
     #[must_use]
     pub fn data(&self, name: &str) -> PathBuf {
         self.data.join(name)
+    }
+
+    /// The unix socket of a VM's vsock.
+    #[must_use]
+    pub fn vsock(&self, vm: &str) -> PathBuf {
+        let (_, run) = &self.environment[1];
+        run.join(vm).join("vsock")
     }
 
     /// Files of the image: its metadata and layers. There is no other image here.
@@ -133,10 +145,18 @@ impl ImageHost {
     /// # Errors
     /// It fails.
     pub fn output<W: Into<OsString>>(&self, words: impl IntoIterator<Item = W>) -> Result<String> {
+        self.bytes(words).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// As [`Self::output`], byte by byte as it came.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn bytes<W: Into<OsString>>(&self, words: impl IntoIterator<Item = W>) -> Result<Vec<u8>> {
         let mut command = self.command(words);
         let output = command.output().or_say("run volt-vmm")?;
         match output.status.success() {
-            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            true => Ok(output.stdout),
             false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))),
         }
     }

@@ -15,6 +15,7 @@ pub mod limits;
 pub mod machine;
 pub mod memory_options;
 pub mod page_cache;
+pub mod page_faults;
 pub mod process;
 pub mod programs;
 pub mod scratch;
