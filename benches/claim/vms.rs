@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::process::Stdio;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -23,6 +24,8 @@ pub const LOGGED: &str = "logged";
 pub const CHILD: &str = "child";
 /// The VM whose faults are counted.
 const COUNTED: &str = "counted";
+/// Time in which the first child keeps its working set, behind its first command.
+const KEEPS: Duration = Duration::from_millis(500);
 /// The main process of a VM that is there for other commands.
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
@@ -122,18 +125,22 @@ impl Vms {
         let begun = Agent::new(&self.host.vsock(CHILD)).start(&command).or_say("start a command")?;
         let mut session = begun.map_err(|refusal| refusal.message)?;
         let begun = start.elapsed();
+        let mut wrote = None;
+        // To the end of the connection, at which the first child keeps its working set.
         loop {
             let received = session.receive().or_say("read output")?;
-            match received.is_at_end {
-                _ if !received.output.is_empty() => break,
-                true => return Err("the command wrote nothing".to_owned()),
-                false => {}
+            if !received.output.is_empty() {
+                wrote.get_or_insert_with(|| start.elapsed());
+            }
+            if received.is_at_end {
+                break;
             }
             let stream = session.output();
             poll(&mut [PollFd::new(&stream, PollFlags::IN)], None).or_say("wait for output")?;
         }
-        let wrote = start.elapsed();
-        self.to_end(["rm", "--force", CHILD])?;
+        drop(session);
+        let wrote = wrote.ok_or("the command wrote nothing")?;
+        self.end_child()?;
         Ok((called, [forked, begun, wrote], read()?.split_off(before)))
     }
 
@@ -173,8 +180,14 @@ impl Vms {
         let before = taken().unwrap_or(0);
         self.fork(RUNNING)?;
         let acted = act(CHILD, before);
-        self.to_end(["rm", "--force", CHILD])?;
+        self.end_child()?;
         acted
+    }
+
+    /// Ends the child, once it can have kept its working set.
+    fn end_child(&self) -> Result<()> {
+        thread::sleep(KEEPS);
+        self.to_end(["rm", "--force", CHILD])
     }
 
     /// Forks a VM, whose agent freezes the workload and whose child's agent wakes it.
@@ -193,7 +206,7 @@ impl Vms {
         self.fork(RUNNING)?;
         let forked = start.elapsed();
         let took = forked + self.exec(CHILD)?;
-        self.to_end(["rm", "--force", CHILD])?;
+        self.end_child()?;
         Ok(took)
     }
 }
