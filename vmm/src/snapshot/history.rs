@@ -97,6 +97,7 @@ impl History {
         {
             return Some(Arc::clone(place));
         }
+        log::debug!("children of forks begin a working set: {differs} pages differ from the VM's base");
         let place = WorkingSetFile::of_children(bytes).inspect_err(|error| log::warn!("{}", report(error)));
         let place = place.ok()?;
         self.for_children = Some(WorkingSetOfChildren { place: Arc::clone(&place), differed: differs });

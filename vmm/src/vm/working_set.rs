@@ -167,9 +167,12 @@ impl Vm {
         let set = WorkingSet::of_written(&written, &read);
         let pages = set.pages();
         if pages > MOST_MAPPED {
+            log::debug!("no working set is kept: the guest touched {pages} pages");
             return Ok(None);
         }
-        beside.keep(set).map(|()| Some(pages))
+        beside.keep(set)?;
+        log::debug!("a working set of {pages} pages is kept");
+        Ok(Some(pages))
     }
 
     /// Ends the recording, if it has not ended, keeps it, and returns its summary.

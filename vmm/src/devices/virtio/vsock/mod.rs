@@ -97,7 +97,7 @@ impl Vsock {
         self.table.on_connection(act);
     }
 
-    /// Calls `act` when the first of the connections has ended that host programs make from now on.
+    /// Calls `act` when the first connection of a host program has ended. Calls it at once if one has.
     pub fn at_end_of_connection(&mut self, act: impl FnOnce() + Send + 'static) {
         self.table.on_end(act);
     }

@@ -73,8 +73,8 @@ pub(super) struct ConnectionTable {
     on_connection: OnEvent,
     /// Called when a connection of a host program has ended.
     on_end: OnEvent,
-    /// Earlier connections do not count for that.
-    on_end_from: u64,
+    /// Whether such a connection has ended.
+    one_has_ended: bool,
     /// Number of connections made and ended since [`ConnectionTable::count`].
     made: u64,
     ended: u64,
@@ -121,7 +121,7 @@ impl ConnectionTable {
             log: Arc::new(LogLimit::new()),
             on_connection: OnEvent::default(),
             on_end: OnEvent::default(),
-            on_end_from: 0,
+            one_has_ended: false,
             made: 0,
             ended: 0,
         };
@@ -140,10 +140,12 @@ impl ConnectionTable {
         self.on_connection.0 = Some(Box::new(act));
     }
 
-    /// Calls `act` when the first of the connections has ended that host programs make from now on.
+    /// Calls `act` when the first connection of a host program has ended. Calls it at once if one has.
     pub fn on_end(&mut self, act: impl FnOnce() + Send + 'static) {
         self.on_end.0 = Some(Box::new(act));
-        self.on_end_from = self.next_token;
+        if self.one_has_ended {
+            self.on_end.call();
+        }
     }
 
     /// Adds the connections made and ended since the last call.
@@ -358,7 +360,8 @@ impl ConnectionTable {
             self.by_ports.remove(&connection.ports);
         }
         if connection.is_closed() {
-            if connection.is_of_program && connection.was_established && token >= self.on_end_from {
+            if connection.is_of_program && connection.was_established {
+                self.one_has_ended = true;
                 self.on_end.call();
             }
             self.connections.remove(&token);
