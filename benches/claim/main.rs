@@ -1,7 +1,10 @@
 //! How long a user waits for the first output of a command, by the way to the VM that runs it.
 
+mod beside;
 mod calls;
+mod client;
 mod faults;
+mod peer;
 mod phases;
 mod vms;
 
@@ -30,7 +33,7 @@ working set of later ones. A warm `run` is restored from the snapshot that the f
 one left. The next one leaves the working set: the pages that it touched up to its \
 first output. All ways but the first run take turns.";
 
-/// Times commands in VMs of an image.
+/// Times commands in VMs of an image. VOLT_PEER_FIRECRACKER=FILE measures this program of Firecracker too
 #[derive(Debug, Parser)]
 #[command(
     args_override_self = true,
@@ -100,12 +103,14 @@ fn run(options: &Options) -> Result<()> {
     }
     let phases = phases::of(&vms, &scratch, options.runs)?;
     let faults = faults::of(&vms)?.map_or_else(String::new, |faults| format!("\n{faults}"));
+    let beside = beside::of(&vms, &scratch, &options.image, options.runs)?;
+    let beside = beside.map_or_else(String::new, |beside| format!("\n{beside}"));
     // Last: the VM is slow from then on.
     let calls = calls::of(&vms, &scratch)?;
     let mut document = Document::default();
     document.say(&format!(
         "# From a call to the first output\n\nThe benchmark itself writes this page (`--write-docs`). {}\n\
-         {ABOUT} The command is `{}`.\n\n{table}\n{phases}{faults}\n{calls}",
+         {ABOUT} The command is `{}`.\n\n{table}\n{phases}{beside}{faults}\n{calls}",
         circumstances("claim", &command_line::given(), load),
         command.join(" "),
     ));

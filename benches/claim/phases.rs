@@ -13,7 +13,7 @@ const ABOUT: &str = "Phases by the logs of the VMs. The first output of a fork i
 client here, without a process for `volt-vmm exec`.";
 
 /// A record of a log, and the phase that it ends.
-struct Mark {
+pub struct Mark {
     /// The VM that writes it. `None`: there is one only.
     vm: Option<&'static str>,
     record: &'static str,
@@ -46,20 +46,20 @@ const OF_FORK: [Mark; 6] = [
 const LAST_OF_FORK: [&str; 3] = ["end of the client of `fork`", "the process starts", "its first output"];
 
 /// Times of the phases of several runs.
-struct Phases {
+pub struct Phases {
     names: Vec<&'static str>,
     times: Vec<Vec<Duration>>,
 }
 
 impl Phases {
-    fn new(marks: &[Mark], last: &[&'static str]) -> Self {
+    pub fn new(marks: &[Mark], last: &[&'static str]) -> Self {
         let names: Vec<_> = marks.iter().map(|mark| mark.phase).chain(last.iter().copied()).collect();
         let times = vec![Vec::new(); names.len()];
         Self { names, times }
     }
 
     /// Adds a run, by the ends of its phases since the call.
-    fn add(&mut self, ends: impl IntoIterator<Item = Duration>) {
+    pub fn add(&mut self, ends: impl IntoIterator<Item = Duration>) {
         let mut last = Duration::ZERO;
         for (end, times) in ends.into_iter().zip(&mut self.times) {
             times.push(end.saturating_sub(last));
@@ -67,7 +67,7 @@ impl Phases {
         }
     }
 
-    fn table(self, of: &str) -> Table {
+    pub fn table(self, of: &str) -> Table {
         let mut table = Table::new(&[&format!("phase of {of}, ms"), "min", "p50", "p90", "p99"]);
         for (name, times) in self.names.into_iter().zip(self.times) {
             let times = times.into_iter().collect::<Times>();

@@ -1,19 +1,17 @@
 //! VMs of one image, with directories of this benchmark's own.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use volt_agent_client::{Agent, Command};
 use volt_benches::image_host::ImageHost;
 use volt_benches::{OrSay, Result};
 
+use crate::client::first_output;
 use crate::faults::taken;
 
 /// The VM that has run for a while.
@@ -27,7 +25,7 @@ const COUNTED: &str = "counted";
 /// Time in which the first child keeps its working set, behind its first command.
 const KEEPS: Duration = Duration::from_millis(500);
 /// The main process of a VM that is there for other commands.
-const SLEEP: [&str; 2] = ["sleep", "1000000"];
+pub const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 /// See the module. VMs that run are killed on drop.
 pub struct Vms {
@@ -41,6 +39,16 @@ impl Vms {
     /// Names the VMs' options and image, and what runs in them.
     pub fn new(host: ImageHost, image: Vec<OsString>, command: Vec<String>) -> Self {
         Self { host, image, command }
+    }
+
+    /// The command.
+    pub fn argv(&self) -> &[String] {
+        &self.command
+    }
+
+    /// The unix socket of a VM's vsock.
+    pub fn vsock(&self, vm: &str) -> PathBuf {
+        self.host.vsock(vm)
     }
 
     /// Runs a command to its end. Returns the time to the first byte of its output.
@@ -114,32 +122,7 @@ impl Vms {
         let (called, start) = (SystemTime::now(), Instant::now());
         self.fork(LOGGED)?;
         let forked = start.elapsed();
-        let command = Command {
-            argv: self.command.clone(),
-            env: BTreeMap::new(),
-            cwd: Some("/".to_owned()),
-            user: None,
-            terminal: None,
-            has_input: false,
-        };
-        let begun = Agent::new(&self.host.vsock(CHILD)).start(&command).or_say("start a command")?;
-        let mut session = begun.map_err(|refusal| refusal.message)?;
-        let begun = start.elapsed();
-        let mut wrote = None;
-        // To the end of the connection, at which the first child keeps its working set.
-        loop {
-            let received = session.receive().or_say("read output")?;
-            if !received.output.is_empty() {
-                wrote.get_or_insert_with(|| start.elapsed());
-            }
-            if received.is_at_end {
-                break;
-            }
-            let stream = session.output();
-            poll(&mut [PollFd::new(&stream, PollFlags::IN)], None).or_say("wait for output")?;
-        }
-        drop(session);
-        let wrote = wrote.ok_or("the command wrote nothing")?;
+        let [begun, wrote] = first_output(&self.vsock(CHILD), &self.command, start)?;
         self.end_child()?;
         Ok((called, [forked, begun, wrote], read()?.split_off(before)))
     }
@@ -185,7 +168,7 @@ impl Vms {
     }
 
     /// Ends the child, once it can have kept its working set.
-    fn end_child(&self) -> Result<()> {
+    pub fn end_child(&self) -> Result<()> {
         thread::sleep(KEEPS);
         self.to_end(["rm", "--force", CHILD])
     }

@@ -35,7 +35,7 @@ pub struct ImageOptions {
 
     /// Kernel command line of each VM
     #[arg(long, value_name = "TEXT", default_value = "console=ttyS0 reboot=k panic=-1 quiet")]
-    cmdline: String,
+    pub cmdline: String,
 
     /// A word more for each VM, such as --vcpus=2. Repeatable
     #[arg(long = "option", value_name = "WORD", allow_hyphen_values = true)]
@@ -53,11 +53,34 @@ impl ImageOptions {
         words.chain(self.options.iter().map(String::as_str)).map(OsString::from).collect()
     }
 
+    /// The value of an option of `run` for each VM.
+    #[must_use]
+    pub fn value_of(&self, option: &str) -> Option<&str> {
+        value_of(&self.options, option)
+    }
+
+    /// MiB of each VM's memory.
+    ///
+    /// # Errors
+    /// The option is no size of memory.
+    pub fn memory_mib(&self) -> Result<u64> {
+        volt_vmm::parse_memory_mib(&self.memory).or_say("read --memory")
+    }
+
     /// Kernel and initramfs of each VM.
     #[must_use]
     pub fn boot_files(&self) -> [PathBuf; 2] {
         ["kernel", "agent.cpio"].map(|name| self.guest.join(name))
     }
+}
+
+/// The value of an option among words such as `--vcpus=2` and `--vcpus 2`.
+fn value_of<'a>(words: &'a [String], option: &str) -> Option<&'a str> {
+    let of_word = |(number, word): (usize, &'a String)| match word.strip_prefix(option)? {
+        "" => words.get(number + 1).map(String::as_str),
+        rest => rest.strip_prefix('='),
+    };
+    words.iter().enumerate().find_map(of_word)
 }
 
 /// See the module.
@@ -187,5 +210,19 @@ impl ImageHost {
             let [output, errors] = [&seen, &ended.stderr].map(|bytes| String::from_utf8_lossy(bytes));
             format!("{command:?} did not print {:?}: {output}{errors}", String::from_utf8_lossy(wanted))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn value_follows_its_option_in_the_same_word_or_the_next() {
+        let words = ["--vcpus=2", "--cpu-template", "file", "--vcpus-more=3"].map(str::to_owned);
+        assert_eq!(value_of(&words, "--vcpus"), Some("2"));
+        assert_eq!(value_of(&words, "--cpu-template"), Some("file"));
+        assert_eq!(value_of(&words, "--irqchip"), None);
+        assert_eq!(value_of(&words[..2], "--cpu-template"), None);
     }
 }
