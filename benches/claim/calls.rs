@@ -8,7 +8,7 @@ use volt_benches::scratch::Scratch;
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
 
-use crate::vms::{CHILD, RUNNING, Vms};
+use crate::vms::{CHILD, QUIET, RUNNING, Vms};
 
 /// The program that counts.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/calls"));
@@ -36,7 +36,7 @@ pub fn of(vms: &Vms, scratch: &Scratch) -> Result<String> {
     let before = counts(vms, RUNNING)?;
     let after = counts(vms, RUNNING)?;
     let exec = difference(&after, &before);
-    vms.fork(RUNNING)?;
+    vms.fork(&QUIET, RUNNING)?;
     let in_child = counts(vms, CHILD)?;
     let fork = difference(&in_child, &after);
     vms.to_end(["rm", "--force", CHILD])?;

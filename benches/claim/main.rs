@@ -21,19 +21,22 @@ use volt_benches::table::Table;
 use volt_benches::turns::{Contender, in_turn};
 use volt_benches::{Result, command_line, host};
 
-use vms::{RUNNING, Vms};
+use vms::{PLAIN, QUIET, RUNNING, Vms};
 
 const DOCUMENT: &str = "docs/benchmarks-claim.md";
 /// The row that others are compared with.
 const BASELINE: &str = "`exec` in a VM that has run for a while";
 const ABOUT: &str = "Times from the exec of volt-vmm to the first byte of the command's output. A VM runs \
-the image, and has run the command before. Forks are quiet: the child takes entropy, \
-time and a name of its own before the command starts. The first child leaves the \
+the image, and has run the command before. For a quiet fork, the parent's agent \
+freezes the workload, and the child takes entropy, time and a name of its own before the command starts. The first child leaves the \
 working set of later ones. A warm `run` is restored from the snapshot that the first \
 one left. The next one leaves the working set: the pages that it touched up to its \
 first output. All ways but the first run take turns.";
 
-/// Times commands in VMs of an image. VOLT_PEER_FIRECRACKER=FILE measures this program of Firecracker too
+/// Times commands in VMs of an image.
+///
+/// If the environment variable VOLT_PEER_FIRECRACKER names a program of Firecracker, a VM of it runs the same
+/// guest, and is forked too.
 #[derive(Debug, Parser)]
 #[command(
     args_override_self = true,
@@ -84,7 +87,8 @@ fn run(options: &Options) -> Result<()> {
     vms.exec(RUNNING)?;
     let contenders = vec![
         Contender::new(BASELINE, || vms.exec(RUNNING)),
-        Contender::new("`fork --quiesce`, then `exec` in the child", || vms.fork_and_exec()),
+        Contender::new("`fork`, then `exec` in the child", || vms.fork_and_exec(&PLAIN)),
+        Contender::new("`fork --quiesce`, then `exec` in the child", || vms.fork_and_exec(&QUIET)),
         Contender::new("`run`, warm, without a working set", || vms.run_without_working_set()),
         Contender::new("`run`, warm", || vms.run(&[])),
     ];
@@ -103,7 +107,7 @@ fn run(options: &Options) -> Result<()> {
     }
     let phases = phases::of(&vms, &scratch, options.runs)?;
     let faults = faults::of(&vms)?.map_or_else(String::new, |faults| format!("\n{faults}"));
-    let beside = beside::of(&vms, &scratch, &options.image, options.runs)?;
+    let beside = beside::of(&vms, &options.image, options.runs);
     let beside = beside.map_or_else(String::new, |beside| format!("\n{beside}"));
     // Last: the VM is slow from then on.
     let calls = calls::of(&vms, &scratch)?;

@@ -20,6 +20,10 @@ pub const RUNNING: &str = "running";
 pub const LOGGED: &str = "logged";
 /// The child of a fork.
 pub const CHILD: &str = "child";
+/// A fork that leaves the guest as it is.
+pub const PLAIN: [&str; 0] = [];
+/// A fork for which the parent's agent freezes the workload, and the child's agent wakes it.
+pub const QUIET: [&str; 2] = ["--quiesce", "--require-agent"];
 /// The VM whose faults are counted.
 const COUNTED: &str = "counted";
 /// Time in which the first child keeps its working set, behind its first command.
@@ -120,7 +124,7 @@ impl Vms {
         let read = || fs::read_to_string(log).or_say("read the log of a VM");
         let before = read()?.len();
         let (called, start) = (SystemTime::now(), Instant::now());
-        self.fork(LOGGED)?;
+        self.fork(&QUIET, LOGGED)?;
         let forked = start.elapsed();
         let [begun, wrote] = first_output(&self.vsock(CHILD), &self.command, start)?;
         self.end_child()?;
@@ -161,7 +165,7 @@ impl Vms {
     /// Calls `act` for a fork's child, with the count of faults from before.
     pub fn in_child<T>(&self, act: impl FnOnce(&str, u64) -> Result<T>) -> Result<T> {
         let before = taken().unwrap_or(0);
-        self.fork(RUNNING)?;
+        self.fork(&QUIET, RUNNING)?;
         let acted = act(CHILD, before);
         self.end_child()?;
         acted
@@ -173,9 +177,9 @@ impl Vms {
         self.to_end(["rm", "--force", CHILD])
     }
 
-    /// Forks a VM, whose agent freezes the workload and whose child's agent wakes it.
-    pub fn fork(&self, parent: &str) -> Result<()> {
-        self.to_end(["fork", "--quiesce", "--require-agent", "--name", CHILD, parent])
+    /// Forks a VM by a kind of fork, [`PLAIN`] or [`QUIET`].
+    pub fn fork(&self, kind: &[&str], parent: &str) -> Result<()> {
+        self.to_end([&["fork", "--name", CHILD], kind, &[parent]].concat())
     }
 
     /// Runs the command in a VM that runs.
@@ -184,9 +188,9 @@ impl Vms {
     }
 
     /// Forks the VM that runs, and runs the command in the child.
-    pub fn fork_and_exec(&self) -> Result<Duration> {
+    pub fn fork_and_exec(&self, kind: &[&str]) -> Result<Duration> {
         let start = Instant::now();
-        self.fork(RUNNING)?;
+        self.fork(kind, RUNNING)?;
         let forked = start.elapsed();
         let took = forked + self.exec(CHILD)?;
         self.end_child()?;

@@ -16,7 +16,19 @@ impl Scratch {
     /// # Errors
     /// The file system refuses it.
     pub fn new() -> Result<Self> {
-        let path = env::temp_dir().join(format!("volt-bench-{}", process::id()));
+        Self::below(&env::temp_dir())
+    }
+
+    /// A new one, in memory.
+    ///
+    /// # Errors
+    /// As [`Scratch::new`].
+    pub fn in_memory() -> Result<Self> {
+        Self::below(Path::new("/dev/shm"))
+    }
+
+    fn below(directory: &Path) -> Result<Self> {
+        let path = directory.join(format!("volt-bench-{}", process::id()));
         fs::create_dir(&path).or_say(&format!("create {}", path.display()))?;
         Ok(Self(path))
     }

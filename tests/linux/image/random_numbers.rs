@@ -25,8 +25,8 @@ const TOLD: usize = 500;
 const STARTS: [&str; 4] = ["run", "--detach", "--name", "web"];
 /// The path of programs, with that of Python.
 const PATH: &str = "PATH=/bin:/usr/bin";
-/// Pairs of clones of which one at least repeats numbers without the freeze. Each is of a capture of its own:
-/// at the moment of some, the agent of both clones reseeds before a process draws.
+/// Pairs of clones, of which one at least repeats numbers without the freeze. Each pair has its own capture:
+/// in some captures, the agent of both clones reseeds the kernel before a process draws.
 const PAIRS: usize = 6;
 
 /// Numbers of 16 bytes of several VMs.

@@ -23,10 +23,10 @@ impl Vm {
         refuse_layers(&self.machine)
     }
 
-    /// Calls `act` when the first vsock connection of a host program has ended, other than one of
-    /// [`Vm::connect_vsock`], or at once if one has ended since the VM was made. It may run on a thread of the
-    /// device, and must not block. A later call replaces this one. Returns false, and never calls it, if the
-    /// VM has no vsock.
+    /// Calls `act` when the first vsock connection of a host program has ended, or at once if one has. Those
+    /// of [`Vm::connect_vsock`] do not count. `act` may run on a thread of the device or in this call, under
+    /// locks of the VM: it must not block, or use the VM. A later call replaces this one. Returns false, and
+    /// never calls it, if the VM has no vsock.
     pub fn at_end_of_connection(&self, act: impl FnOnce() + Send + 'static) -> bool {
         self.machine.on_machine(|machine| machine.platform().at_end_of_connection(act))
     }

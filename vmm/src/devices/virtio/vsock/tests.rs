@@ -49,25 +49,33 @@ fn connection_from_the_host_carries_data_both_ways() {
     assert_ne!(ports, other);
 }
 
-#[test]
-fn end_of_the_first_connection_of_a_host_program_is_told_once() {
-    let mut guest = TestGuest::new();
+/// Counts the ends that the device tells. Each call of the first closure asks for one.
+fn count_of_ends() -> (impl Fn(&TestGuest), impl Fn(usize)) {
     let ended = Arc::new(AtomicUsize::new(0));
-    let is_told = |count| assert_eq!(ended.load(Ordering::SeqCst), count);
-    let close = |guest: &mut TestGuest, stream: UnixStream, ports| {
-        drop(stream);
-        guest.expect(op::SHUTDOWN);
-        guest.send_op(op::RST, ports);
-        guest.expect_silence();
-    };
-    let tell = |guest: &TestGuest| {
-        let counted = Arc::clone(&ended);
+    let counted = Arc::clone(&ended);
+    let ask = move |guest: &TestGuest| {
+        let counted = Arc::clone(&counted);
         let count = move || {
             counted.fetch_add(1, Ordering::SeqCst);
         };
         lock(&guest.vsock.upgrade().unwrap()).at_end_of_connection(count);
     };
-    tell(&guest);
+    (ask, move |count| assert_eq!(ended.load(Ordering::SeqCst), count))
+}
+
+/// Closes a connection of a host program.
+fn close(guest: &mut TestGuest, stream: UnixStream, ports: (u32, u32)) {
+    drop(stream);
+    guest.expect(op::SHUTDOWN);
+    guest.send_op(op::RST, ports);
+    guest.expect_silence();
+}
+
+#[test]
+fn end_of_the_first_connection_of_a_host_program_is_told_once() {
+    let mut guest = TestGuest::new();
+    let (ask, is_told) = count_of_ends();
+    ask(&guest);
     // No end counts of a connection that the guest began or refused, or of this program's.
     let mut refused = guest.call("CONNECT 9\n");
     let request = guest.expect(op::REQUEST);
@@ -90,8 +98,19 @@ fn end_of_the_first_connection_of_a_host_program_is_told_once() {
         close(&mut guest, later, ports);
         is_told(1);
     }
-    // One that ended before counts as well: a command may run before the process listens for its end.
-    tell(&guest);
+}
+
+/// A command in a fork's child may run before the process listens for its end.
+#[test]
+fn connection_from_before_the_question_for_its_end_counts() {
+    let mut guest = TestGuest::new();
+    let (ask, is_told) = count_of_ends();
+    let (before, ports) = guest.accept(1);
+    ask(&guest);
+    is_told(0);
+    close(&mut guest, before, ports);
+    is_told(1);
+    ask(&guest);
     is_told(2);
 }
 
