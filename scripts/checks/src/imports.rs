@@ -102,6 +102,22 @@ const IMAGE: &Rooms = &[
     ("vmdk", ""),
 ];
 
+/// The rooms of vmm/policy/src.
+const POLICY: &Rooms = &[
+    ("filter", "connections reply frame judge policy rule"),
+    ("reply", "frame"),
+    ("connections", "frame rule"),
+    ("judge", "nets special policy rule name error"),
+    ("policy", "rule error"),
+    ("rule", "name ports error"),
+    ("error", ""),
+    ("frame", ""),
+    ("name", ""),
+    ("nets", ""),
+    ("ports", ""),
+    ("special", ""),
+];
+
 /// Checks the crate with this source directory. A crate without a table is checked for `/dev/kvm` only.
 pub(crate) fn check(directory: &Path) -> io::Result<Findings> {
     let modules = modules_of(directory)?;
@@ -109,6 +125,7 @@ pub(crate) fn check(directory: &Path) -> io::Result<Findings> {
         Some("vmm/src") => upward_imports(&modules, VMM),
         Some("api/src") => upward_imports(&modules, API),
         Some("vmm/image/src") => upward_imports(&modules, IMAGE),
+        Some("vmm/policy/src") => upward_imports(&modules, POLICY),
         _ => Findings::new(),
     };
     findings.extend(opens_kvm(&modules));

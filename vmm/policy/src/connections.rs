@@ -1,0 +1,256 @@
+//! The connections of a guest: what it began, and what came through a forward.
+//!
+//! Entries expire by looks at them. There is no timer: a full table looks at all of them, once a second at most.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::frame::{Flags, Segment};
+use crate::rule::Protocol;
+
+/// Most connections of a VM.
+pub const MOST_CONNECTIONS: usize = 8192;
+/// How long an entry lasts without a packet: a TCP connection that is open (Linux probes an idle one after two
+/// hours, tcp(7)), one that opens (Linux gives up after 127 s), one that has ended, and others.
+const OPEN: Duration = Duration::from_secs(3 * 3600);
+const OPENING: Duration = Duration::from_secs(130);
+const ENDED: Duration = Duration::from_secs(60);
+const DATAGRAM: Duration = Duration::from_secs(180);
+/// Least time between two looks at all entries.
+const BETWEEN_SWEEPS: Duration = Duration::from_secs(1);
+
+/// Both ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ends {
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The guest's address and port. An echo of ICMP has its identifier as the port.
+    pub guest: (IpAddr, u16),
+    /// The far side's address and port. An echo of ICMP has no port.
+    pub far: (IpAddr, u16),
+}
+
+/// The state of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Opening,
+    Open {
+        guest_ended: bool,
+        far_ended: bool,
+    },
+    Ended,
+    /// Of a protocol without connections.
+    Datagram,
+}
+
+/// A connection, as its packets tell.
+#[derive(Clone, Copy, Debug)]
+struct Connection {
+    state: State,
+    expires: Instant,
+    /// It came through a forward.
+    is_inbound: bool,
+}
+
+impl Connection {
+    fn touch(&mut self, now: Instant) {
+        let time = match self.state {
+            State::Opening => OPENING,
+            State::Open { guest_ended: true, far_ended: true } | State::Ended => ENDED,
+            State::Open { .. } => OPEN,
+            State::Datagram => DATAGRAM,
+        };
+        self.expires = now + time;
+    }
+
+    /// Follows a segment of one side.
+    fn follow(&mut self, flags: Flags, is_of_guest: bool) {
+        self.state = match self.state {
+            _ if flags.rst => State::Ended,
+            // The side that was asked to open answers.
+            State::Opening if is_of_guest == self.is_inbound => {
+                State::Open { guest_ended: false, far_ended: false }
+            }
+            state => state,
+        };
+        if let State::Open { guest_ended, far_ended } = &mut self.state
+            && flags.fin
+        {
+            *if is_of_guest { guest_ended } else { far_ended } = true;
+        }
+    }
+}
+
+/// The side that sent a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The guest.
+    Guest,
+    /// The far side.
+    Far,
+}
+
+/// The table.
+#[derive(Debug, Default)]
+pub struct Connections {
+    entries: HashMap<Ends, Connection>,
+    swept: Option<Instant>,
+}
+
+impl Connections {
+    /// Number of entries, those that have expired too.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Follows a packet of a connection. Returns whether the table has it. A segment that opens a connection
+    /// anew, over one that has ended, is none of it.
+    pub fn follow(&mut self, ends: &Ends, side: Side, segment: Option<&Segment>, now: Instant) -> bool {
+        let Some(entry) = self.entries.get_mut(ends) else { return false };
+        let opens = segment.is_some_and(|segment| segment.flags.syn && !segment.flags.ack);
+        let is_over = matches!(entry.state, State::Ended)
+            || matches!(entry.state, State::Open { guest_ended: true, far_ended: true });
+        if entry.expires <= now || opens && is_over {
+            self.entries.remove(ends);
+            return false;
+        }
+        if let Some(segment) = segment {
+            entry.follow(segment.flags, side == Side::Guest);
+        }
+        entry.touch(now);
+        true
+    }
+
+    /// Adds a connection that `side` begins. Returns false if there is no room for it.
+    pub fn begin(&mut self, ends: Ends, side: Side, now: Instant) -> bool {
+        if self.entries.len() >= MOST_CONNECTIONS && !self.sweep(now) {
+            return false;
+        }
+        let state = if ends.protocol == Protocol::Tcp { State::Opening } else { State::Datagram };
+        let mut connection = Connection { state, expires: now, is_inbound: side == Side::Far };
+        connection.touch(now);
+        self.entries.insert(ends, connection);
+        true
+    }
+
+    /// Removes the connections that the guest began and that `is_allowed` refuses.
+    pub fn retain(&mut self, mut is_allowed: impl FnMut(&Ends) -> bool) {
+        self.entries.retain(|ends, connection| connection.is_inbound || is_allowed(ends));
+    }
+
+    /// Removes what has expired, and if that gives no room, what has ended or was never answered. Returns
+    /// whether there is room.
+    fn sweep(&mut self, now: Instant) -> bool {
+        if self.swept.is_some_and(|swept| now < swept + BETWEEN_SWEEPS) {
+            return false;
+        }
+        self.swept = Some(now);
+        self.entries.retain(|_, connection| connection.expires > now);
+        if self.entries.len() >= MOST_CONNECTIONS {
+            let is_open = |state: &State| matches!(state, State::Open { .. } | State::Datagram);
+            self.entries.retain(|_, connection| is_open(&connection.state));
+        }
+        self.entries.len() < MOST_CONNECTIONS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYN: Flags = Flags { syn: true, ack: false, fin: false, rst: false };
+    const SYN_ACK: Flags = Flags { syn: true, ack: true, fin: false, rst: false };
+    const ACK: Flags = Flags { syn: false, ack: true, fin: false, rst: false };
+    const FIN: Flags = Flags { syn: false, ack: true, fin: true, rst: false };
+    const RST: Flags = Flags { syn: false, ack: false, fin: false, rst: true };
+
+    fn ends(protocol: Protocol, port: u16, number: u32) -> Ends {
+        let far = std::net::Ipv4Addr::from_bits(0xc000_0200 + number);
+        Ends { protocol, guest: ("10.118.111.15".parse().unwrap(), port), far: (far.into(), 443) }
+    }
+
+    fn segment(flags: Flags) -> Segment {
+        Segment { source: 0, target: 0, sequence: 0, acknowledged: 0, flags }
+    }
+
+    fn after(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn connection_of_tcp_lasts_by_its_state() {
+        use Side::{Far, Guest};
+        let start = Instant::now();
+        let ends = ends(Protocol::Tcp, 4000, 1);
+        // Segments, and the seconds after the last one at which the connection is still known and is not.
+        for (segments, lasts) in [
+            (&[][..], 130),
+            (&[(Guest, SYN)][..], 130),
+            (&[(Far, SYN_ACK), (Guest, ACK)], 3 * 3600),
+            (&[(Far, SYN_ACK), (Guest, FIN)], 3 * 3600),
+            (&[(Far, SYN_ACK), (Guest, FIN), (Far, FIN)], 60),
+            (&[(Far, SYN_ACK), (Far, RST)], 60),
+        ] {
+            for (seconds, is_known) in [(lasts - 1, true), (lasts, false)] {
+                let mut table = Connections::default();
+                assert!(table.begin(ends, Guest, start));
+                for &(side, flags) in segments {
+                    assert!(table.follow(&ends, side, Some(&segment(flags)), start));
+                }
+                let found = table.follow(&ends, Guest, Some(&segment(ACK)), after(start, seconds));
+                assert_eq!(found, is_known, "{segments:?} {seconds}");
+                assert_eq!(table.len(), usize::from(is_known));
+            }
+        }
+    }
+
+    #[test]
+    fn port_that_is_used_again_is_a_new_connection() {
+        let start = Instant::now();
+        let ends = ends(Protocol::Tcp, 4000, 1);
+        let mut table = Connections::default();
+        table.begin(ends, Side::Guest, start);
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN)), start), "the same, sent again");
+        table.follow(&ends, Side::Far, Some(&segment(RST)), start);
+        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start));
+        assert!(!table.follow(&ends, Side::Far, Some(&segment(ACK)), start));
+    }
+
+    #[test]
+    fn full_table_gives_up_what_is_not_open_and_then_refuses() {
+        let start = Instant::now();
+        let mut table = Connections::default();
+        let open = ends(Protocol::Tcp, 1, 0);
+        assert!(table.begin(open, Side::Guest, start));
+        assert!(table.follow(&open, Side::Far, Some(&segment(SYN_ACK)), start));
+        for number in 1..100_000 {
+            table.begin(ends(Protocol::Tcp, 4000, number), Side::Guest, start);
+        }
+        assert!(table.len() <= MOST_CONNECTIONS);
+        assert!(table.follow(&open, Side::Guest, Some(&segment(ACK)), start), "an open one stays");
+        // The table is full of datagrams that are no older.
+        for number in 0..100_000 {
+            table.begin(ends(Protocol::Udp, 4000, number), Side::Guest, after(start, 2));
+        }
+        assert_eq!(table.len(), MOST_CONNECTIONS);
+        let late = ends(Protocol::Udp, 1, 0);
+        assert!(!table.begin(late, Side::Guest, after(start, 4)));
+        assert!(table.begin(late, Side::Guest, after(start, 2 + 180)), "they have expired");
+        assert!(table.follow(&open, Side::Guest, Some(&segment(ACK)), after(start, 200)));
+    }
+
+    #[test]
+    fn new_policy_ends_what_the_guest_began_and_is_denied_now() {
+        let start = Instant::now();
+        let mut table = Connections::default();
+        let [own, other, forwarded] = [1, 2, 3].map(|number| ends(Protocol::Tcp, 80, number));
+        table.begin(own, Side::Guest, start);
+        table.begin(other, Side::Guest, start);
+        table.begin(forwarded, Side::Far, start);
+        table.retain(|ends| *ends == own);
+        let mut is_known = |ends| table.follow(ends, Side::Far, None, start);
+        assert_eq!([&own, &other, &forwarded].map(&mut is_known), [true, false, true]);
+    }
+}

@@ -1,0 +1,416 @@
+//! The filter, on frames of both directions.
+
+use std::time::Duration;
+
+use etherparse::{
+    ArpHardwareId, ArpOperation, ArpPacket, Ethernet2Header, Icmpv4Type, Icmpv6Type, PacketBuilder,
+    PacketBuilderStep, ether_type,
+};
+
+use super::*;
+use crate::connections::MOST_CONNECTIONS;
+use crate::frame::HEAD;
+use crate::policy::Policy;
+
+const US: Mac = [2, 0, 0, 0, 0, 1];
+const GATEWAY: Mac = [2, 0, 0, 0, 0, 2];
+const OWN: &str = "10.118.111.15";
+const OWN6: &str = "fd76:6f6c:7400::15";
+const FAR: &str = "192.0.2.1";
+const FAR6: &str = "2001:db8::1";
+const RESOLVER: &str = "10.118.111.3";
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn filter(policy: &str) -> Filter {
+    let policy: Policy = serde_json::from_str(policy).unwrap();
+    let judge = Judge::new(&policy, [address("198.51.100.7")]).unwrap();
+    let v6 = "fd76:6f6c:7400::/64".parse().unwrap();
+    let interface = Interface {
+        mac: US,
+        addresses: Some(GuestAddresses { v4: OWN.parse().unwrap(), v6 }),
+        resolvers: vec![address(RESOLVER)],
+        forwarded: vec![80],
+    };
+    Filter::new(Arc::new(judge), interface)
+}
+
+/// Both directions of an exchange.
+#[derive(Clone, Copy)]
+struct Path {
+    macs: [Mac; 2],
+    addresses: [IpAddr; 2],
+    hops: u8,
+}
+
+impl Path {
+    fn between(from: &str, to: &str) -> Self {
+        Self { macs: [US, GATEWAY], addresses: [address(from), address(to)], hops: 64 }
+    }
+
+    fn to(target: &str) -> Self {
+        Self::between(if target.contains(':') { OWN6 } else { OWN }, target)
+    }
+
+    fn back(self) -> Self {
+        let ([a, b], [c, d]) = (self.macs, self.addresses);
+        Self { macs: [b, a], addresses: [d, c], hops: self.hops }
+    }
+
+    fn packet(self) -> PacketBuilderStep<etherparse::IpHeaders> {
+        let ethernet = PacketBuilder::ethernet2(self.macs[0], self.macs[1]);
+        match self.addresses {
+            [IpAddr::V4(from), IpAddr::V4(to)] => ethernet.ipv4(from.octets(), to.octets(), self.hops),
+            [IpAddr::V6(from), IpAddr::V6(to)] => ethernet.ipv6(from.octets(), to.octets(), self.hops),
+            addresses => panic!("{addresses:?}"),
+        }
+    }
+
+    fn tcp(self, ports: [u16; 2], flags: &str) -> Vec<u8> {
+        let mut step = self.packet().tcp(ports[0], ports[1], 1000, 500);
+        for flag in flags.chars() {
+            step = match flag {
+                'S' => step.syn(),
+                'A' => step.ack(77),
+                'F' => step.fin(),
+                'R' => step.rst(),
+                _ => panic!("{flag}"),
+            };
+        }
+        let mut bytes = Vec::new();
+        step.write(&mut bytes, &[]).unwrap();
+        bytes
+    }
+
+    fn udp(self, ports: [u16; 2]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.packet().udp(ports[0], ports[1]).write(&mut bytes, b"data").unwrap();
+        bytes
+    }
+
+    /// A message of ICMP or ICMPv6 with a type, and a body behind its header.
+    fn icmp(self, kind: u8, body: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let bytes5to8 = [0, 9, 0, 1];
+        let (type_u8, code_u8) = (kind, 0);
+        match self.addresses[0] {
+            IpAddr::V4(_) => {
+                let message = Icmpv4Type::Unknown { type_u8, code_u8, bytes5to8 };
+                self.packet().icmpv4(message).write(&mut bytes, body).unwrap();
+            }
+            IpAddr::V6(_) => {
+                let message = Icmpv6Type::Unknown { type_u8, code_u8, bytes5to8 };
+                self.packet().icmpv6(message).write(&mut bytes, body).unwrap();
+            }
+        }
+        bytes
+    }
+
+    /// As a packet of the link.
+    fn near(self) -> Self {
+        Self { hops: 255, ..self }
+    }
+}
+
+fn arp(sender_mac: Mac, sender: &str) -> Vec<u8> {
+    let IpAddr::V4(sender) = address(sender) else { panic!("{sender}") };
+    let message = ArpPacket::new(
+        ArpHardwareId::ETHERNET,
+        ether_type::IPV4,
+        ArpOperation::REQUEST,
+        &sender_mac,
+        &sender.octets(),
+        &[0; 6],
+        &[10, 118, 111, 2],
+    );
+    let ethernet = Ethernet2Header { source: US, destination: [0xff; 6], ether_type: ether_type::ARP };
+    [&ethernet.to_bytes()[..], &message.unwrap().to_bytes()].concat()
+}
+
+fn out(filter: &mut Filter, frame: &[u8]) -> Outcome {
+    filter.outgoing(&frame[..frame.len().min(HEAD)], frame.len(), Instant::now())
+}
+
+fn into(filter: &mut Filter, frame: &[u8]) -> Outcome {
+    filter.incoming(&frame[..frame.len().min(HEAD)], frame.len(), Instant::now())
+}
+
+/// The cause in a word, and whether there is an answer.
+fn stopped(outcome: &Outcome) -> (String, bool) {
+    match outcome {
+        Outcome::Pass => ("pass".to_owned(), false),
+        Outcome::Stop(cause, answer) => {
+            let cause = match cause {
+                Cause::Malformed(why) => why.to_string(),
+                Cause::Denied { reason, .. } => reason.to_string(),
+                Cause::Unknown => "unknown".to_owned(),
+                Cause::Full => "full".to_owned(),
+            };
+            (cause, answer.is_some())
+        }
+    }
+}
+
+#[test]
+fn connection_that_is_allowed_passes_both_ways_until_its_end() {
+    for target in [FAR, FAR6] {
+        let mut filter = filter("{}");
+        let (there, ports) = (Path::to(target), [4000, 443]);
+        let back = there.back();
+        assert_eq!(stopped(&into(&mut filter, &back.tcp([443, 4000], "SA"))).0, "unknown");
+        assert_eq!(out(&mut filter, &there.tcp(ports, "S")), Outcome::Pass);
+        assert_eq!(into(&mut filter, &back.tcp([443, 4000], "SA")), Outcome::Pass);
+        assert_eq!(out(&mut filter, &there.tcp(ports, "A")), Outcome::Pass);
+        // Another port or another machine is no part of it.
+        assert_eq!(stopped(&into(&mut filter, &back.tcp([444, 4000], "A"))).0, "unknown");
+        assert_eq!(stopped(&into(&mut filter, &back.tcp([443, 4001], "A"))).0, "unknown");
+        assert_eq!(into(&mut filter, &back.tcp([443, 4000], "R")), Outcome::Pass);
+        assert_eq!(filter.connections(), 1);
+    }
+}
+
+#[test]
+fn datagrams_and_echoes_get_their_answers() {
+    let mut filter = filter("{}");
+    let there = Path::to(FAR);
+    assert_eq!(out(&mut filter, &there.udp([5000, 123])), Outcome::Pass);
+    assert_eq!(into(&mut filter, &there.back().udp([123, 5000])), Outcome::Pass);
+    assert_eq!(stopped(&into(&mut filter, &there.back().udp([124, 5000]))).0, "unknown");
+    assert_eq!(out(&mut filter, &there.icmp(8, b"ping")), Outcome::Pass);
+    assert_eq!(into(&mut filter, &there.back().icmp(0, b"ping")), Outcome::Pass);
+    assert_eq!(stopped(&into(&mut filter, &there.back().icmp(8, b"ping"))).0, "unknown");
+    let there = Path::to(FAR6);
+    assert_eq!(out(&mut filter, &there.icmp(128, b"ping")), Outcome::Pass);
+    assert_eq!(into(&mut filter, &there.back().icmp(129, b"ping")), Outcome::Pass);
+}
+
+#[test]
+fn denied_packets_are_answered_unless_the_policy_drops_them() {
+    let rejects = r#"{"default":"deny"}"#;
+    let drops = r#"{"default":"deny","denial":"drop"}"#;
+    for (policy, answers) in [(rejects, true), (drops, false)] {
+        let mut filter = filter(policy);
+        for target in [FAR, FAR6] {
+            let there = Path::to(target);
+            let ping = if target == FAR { 8 } else { 128 };
+            for frame in [there.tcp([4000, 443], "S"), there.udp([1, 2]), there.icmp(ping, b"x")] {
+                assert_eq!(stopped(&out(&mut filter, &frame)), ("no rule".to_owned(), answers));
+            }
+        }
+        assert_eq!(filter.connections(), 0);
+    }
+}
+
+#[test]
+fn answer_to_a_denied_connection_is_a_reset_that_the_guest_accepts() {
+    for target in [FAR, FAR6] {
+        let mut filter = filter(r#"{"default":"deny"}"#);
+        let syn = Path::to(target).tcp([4000, 443], "S");
+        let Outcome::Stop(Cause::Denied { protocol, far, .. }, Some(answer)) = out(&mut filter, &syn) else {
+            panic!("{target}")
+        };
+        assert_eq!((protocol, far), (Some(Protocol::Tcp), (address(target), 443)));
+        let reset = Frame::parse(&answer, answer.len()).unwrap();
+        assert_eq!((reset.source, reset.target), (GATEWAY, US));
+        let Content::Packet(packet) = reset.content else { panic!("{reset:?}") };
+        assert_eq!(packet.source, address(target));
+        let Transport::Tcp(segment) = packet.transport else { panic!("{packet:?}") };
+        assert!(segment.flags.rst && segment.flags.ack);
+        // RFC 9293: a SYN is acknowledged, and the reset has the sequence number 0.
+        assert_eq!((segment.source, segment.target), (443, 4000));
+        assert_eq!((segment.sequence, segment.acknowledged), (0, 1001));
+        // A segment with ACK: the reset is where the guest expects the next byte.
+        let middle = Path::to(target).tcp([4000, 443], "A");
+        let (_, answer) = match out(&mut filter, &middle) {
+            Outcome::Stop(cause, Some(answer)) => (cause, answer),
+            outcome => panic!("{outcome:?}"),
+        };
+        let Content::Packet(packet) = Frame::parse(&answer, answer.len()).unwrap().content else { panic!() };
+        let Transport::Tcp(segment) = packet.transport else { panic!("{packet:?}") };
+        assert!(segment.flags.rst && !segment.flags.ack);
+        assert_eq!(segment.sequence, 77);
+    }
+}
+
+#[test]
+fn answer_to_a_denied_datagram_quotes_it() {
+    for (target, kind, code) in [(FAR, 3, 13), (FAR6, 1, 1)] {
+        let mut filter = filter(r#"{"default":"deny"}"#);
+        let frame = Path::to(target).udp([5000, 9]);
+        let Outcome::Stop(_, Some(answer)) = out(&mut filter, &frame) else { panic!("{target}") };
+        let Content::Packet(packet) = Frame::parse(&answer, answer.len()).unwrap().content else { panic!() };
+        let Transport::Icmp { kind: found, code: found_code, .. } = packet.transport else {
+            panic!("{packet:?}")
+        };
+        assert_eq!((found, found_code), (kind, code));
+        let quoted = &answer[packet.payload.0..packet.payload.1];
+        assert_eq!(quoted, &frame[14..][..quoted.len()]);
+        assert!(quoted.len() >= 28);
+    }
+}
+
+#[test]
+fn nothing_answers_a_reset_or_a_message_to_a_group() {
+    let mut filter = filter(r#"{"default":"deny"}"#);
+    for frame in [
+        Path::to(FAR).tcp([4000, 443], "R"),
+        Path::to("224.0.0.251").udp([5353, 5353]),
+        Path::to("ff02::fb").udp([5353, 5353]),
+        Path::to("255.255.255.255").udp([1, 2]),
+        Path::to(FAR).icmp(3, &[0; 28]),
+    ] {
+        let outcome = out(&mut filter, &frame);
+        assert!(matches!(outcome, Outcome::Stop(Cause::Denied { .. }, None)), "{outcome:?}");
+    }
+}
+
+#[test]
+fn spoofed_senders_are_dropped() {
+    let mut filter = filter("{}");
+    let foreign_mac = Path { macs: [GATEWAY, US], ..Path::to(FAR) };
+    for (frame, cause) in [
+        (foreign_mac.udp([1, 2]), "foreign hardware address"),
+        (Path::between("10.118.111.16", FAR).udp([1, 2]), "foreign address"),
+        (Path::between("0.0.0.0", FAR).udp([1, 2]), "foreign address"),
+        (Path::between("127.0.0.1", FAR).tcp([1, 2], "S"), "foreign address"),
+        (Path::between("2001:db8::9", FAR6).udp([1, 2]), "foreign address"),
+        (Path::between("::", FAR6).udp([1, 2]), "foreign address"),
+        (Path::between("fd76:6f6c:7401::15", FAR6).udp([1, 2]), "foreign address"),
+        (arp(US, "10.118.111.2"), "foreign neighbour"),
+        (arp(GATEWAY, OWN), "foreign neighbour"),
+    ] {
+        assert_eq!(stopped(&out(&mut filter, &frame)), (cause.to_owned(), false));
+    }
+    for frame in [
+        arp(US, OWN),
+        arp(US, "0.0.0.0"),
+        Path::between("fd76:6f6c:7400::abcd", FAR6).udp([1, 2]),
+        Path::between("fe80::1", FAR6).udp([1, 2]),
+    ] {
+        assert_eq!(out(&mut filter, &frame), Outcome::Pass);
+    }
+}
+
+#[test]
+fn link_is_configured_whatever_the_policy_says() {
+    let mut filter = filter(r#"{"default":"deny"}"#);
+    let own = OWN6.parse::<Ipv6Addr>().unwrap().octets();
+    let foreign = "fd76:6f6c:7401::2".parse::<Ipv6Addr>().unwrap().octets();
+    let solicited = "ff02::1:ff00:2";
+    for frame in [
+        Path::between("0.0.0.0", "255.255.255.255").udp(DHCP),
+        Path::between("fe80::1", "ff02::1:2").udp(DHCP6),
+        Path::between("fe80::1", "ff02::2").near().icmp(133, &[]),
+        Path::between("::", solicited).near().icmp(135, &own),
+        Path::between(OWN6, solicited).near().icmp(135, &foreign),
+        Path::between(OWN6, "fe80::2").near().icmp(136, &own),
+    ] {
+        assert_eq!(out(&mut filter, &frame), Outcome::Pass);
+    }
+    for (frame, cause) in [
+        // A neighbour that is none: routers would carry the message to any machine.
+        (Path::between(OWN6, FAR6).near().icmp(135, &own), "foreign neighbour"),
+        (Path::between(OWN6, "fe80::2").near().icmp(136, &foreign), "foreign neighbour"),
+        (Path::between(OWN6, "fe80::2").near().icmp(136, &[0; 4]), "wrong length"),
+        (Path::between("2001:db8::9", solicited).near().icmp(135, &own), "foreign address"),
+        (Path::between(OWN6, solicited).icmp(135, &own), "no rule"),
+        (Path::between(OWN6, "ff02::2").near().icmp(137, &own), "no rule"),
+        (Path::between(OWN6, "ff02::1").near().icmp(134, &own), "no rule"),
+        (Path::to("192.0.2.9").udp(DHCP), "no rule"),
+        (Path::between("fe80::1", FAR6).udp(DHCP6), "no rule"),
+    ] {
+        assert_eq!(stopped(&out(&mut filter, &frame)).0, cause);
+    }
+    let gateway = "fe80::2";
+    for frame in [
+        Path::between("10.118.111.2", "255.255.255.255").udp([67, 68]),
+        Path::between(gateway, "fe80::1").udp([547, 546]),
+        Path::between(gateway, "ff02::1").near().icmp(134, &[0; 8]),
+        Path::between(gateway, OWN6).near().icmp(135, &own),
+    ] {
+        assert_eq!(into(&mut filter, &frame), Outcome::Pass);
+    }
+    let redirect = Path::between(gateway, OWN6).near().icmp(137, &[0; 32]);
+    assert_eq!(stopped(&into(&mut filter, &redirect)).0, "unknown");
+}
+
+#[test]
+fn resolver_is_open_on_its_port_alone() {
+    let mut filter = filter(r#"{"default":"deny"}"#);
+    assert_eq!(out(&mut filter, &Path::to(RESOLVER).udp([5000, 53])), Outcome::Pass);
+    assert_eq!(out(&mut filter, &Path::to(RESOLVER).tcp([5000, 53], "S")), Outcome::Pass);
+    assert_eq!(stopped(&out(&mut filter, &Path::to(RESOLVER).udp([5000, 54]))).0, "private address");
+    assert_eq!(stopped(&out(&mut filter, &Path::to(RESOLVER).icmp(8, b""))).0, "private address");
+}
+
+#[test]
+fn connection_from_outside_comes_through_a_forward_alone() {
+    let mut filter = filter(r#"{"default":"deny"}"#);
+    let inward = Path::to("10.118.111.2").back();
+    assert_eq!(stopped(&into(&mut filter, &inward.tcp([9000, 22], "S"))).0, "unknown");
+    assert_eq!(stopped(&into(&mut filter, &inward.tcp([9000, 80], "A"))).0, "unknown");
+    assert_eq!(stopped(&into(&mut filter, &inward.udp([9000, 80]))).0, "unknown");
+    assert_eq!(into(&mut filter, &inward.tcp([9000, 80], "S")), Outcome::Pass);
+    assert_eq!(out(&mut filter, &inward.back().tcp([80, 9000], "SA")), Outcome::Pass);
+    assert_eq!(into(&mut filter, &inward.tcp([9000, 80], "A")), Outcome::Pass);
+    // The guest begins nothing there.
+    assert_eq!(stopped(&out(&mut filter, &inward.back().tcp([81, 9000], "S"))).0, "private address");
+}
+
+#[test]
+fn errors_about_a_connection_pass_and_others_do_not() {
+    let mut filter = filter("{}");
+    for (target, router, kind) in [(FAR, "203.0.113.9", 3), (FAR6, "2001:db8:1::9", 2)] {
+        let there = Path::to(target);
+        let sent = there.udp([5000, 123]);
+        let error = |quoted: &[u8], kind| {
+            let from = Path::between(router, if target == FAR { OWN } else { OWN6 });
+            Path { macs: [GATEWAY, US], ..from }.icmp(kind, quoted)
+        };
+        let about = error(&sent[14..], kind);
+        assert_eq!(stopped(&into(&mut filter, &about)).0, "unknown");
+        assert_eq!(out(&mut filter, &sent), Outcome::Pass);
+        assert_eq!(into(&mut filter, &about), Outcome::Pass);
+        let other = there.udp([5001, 123]);
+        assert_eq!(stopped(&into(&mut filter, &error(&other[14..], kind))).0, "unknown");
+        // A redirect would change the guest's routes.
+        assert_eq!(stopped(&into(&mut filter, &error(&sent[14..], 5))).0, "unknown");
+        assert_eq!(stopped(&into(&mut filter, &error(&sent[14..30], kind))).0, "unknown");
+    }
+}
+
+#[test]
+fn changed_policy_ends_connections_that_it_denies() {
+    let mut filter = filter("{}");
+    let (web, other) = (Path::to(FAR), Path::to("192.0.2.2"));
+    for path in [web, other] {
+        assert_eq!(out(&mut filter, &path.tcp([4000, 443], "S")), Outcome::Pass);
+        assert_eq!(into(&mut filter, &path.back().tcp([443, 4000], "SA")), Outcome::Pass);
+    }
+    let policy: Policy = serde_json::from_str(r#"{"default":"deny","allow":["192.0.2.1:443"]}"#).unwrap();
+    filter.change(Arc::new(Judge::new(&policy, []).unwrap()));
+    assert_eq!(out(&mut filter, &web.tcp([4000, 443], "A")), Outcome::Pass);
+    assert_eq!(stopped(&out(&mut filter, &other.tcp([4000, 443], "A"))), ("no rule".to_owned(), true));
+    assert_eq!(stopped(&into(&mut filter, &other.back().tcp([443, 4000], "A"))).0, "unknown");
+}
+
+#[test]
+fn segment_of_no_connection_is_reset() {
+    let mut filter = filter("{}");
+    let after_restore = Path::to(FAR).tcp([4000, 443], "A");
+    assert_eq!(stopped(&out(&mut filter, &after_restore)), ("unknown".to_owned(), true));
+}
+
+#[test]
+fn hundred_thousand_connections_take_bounded_room() {
+    let mut filter = filter("{}");
+    let begun = Instant::now();
+    for number in 0..100_000_u32 {
+        let target = Ipv4Addr::from_bits(0xc612_0000 + number).to_string();
+        let frame = Path::to(&target).tcp([4000, 443], "S");
+        filter.outgoing(&frame, frame.len(), begun + Duration::from_micros(u64::from(number)));
+    }
+    assert!(filter.connections() <= MOST_CONNECTIONS);
+}

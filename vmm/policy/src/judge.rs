@@ -1,0 +1,395 @@
+//! Verdicts of a policy.
+//!
+//! ```text
+//!  address:  allowing networks ──> denying networks ──> closed ranges ──> default
+//!  name:     allowing names    ──> denying names    ──────────────────> default
+//!  address of a name: closed ranges, that a network opens ──> as its name, unless a network allows it
+//! ```
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::error::Result;
+use crate::name::{Name, NamePattern};
+use crate::nets::Nets;
+use crate::policy::{Action, Denial, Policy};
+use crate::rule::{Protocol, Rule, Target};
+use crate::special::{RANGES, Range, RangeKind, judged};
+
+/// The cause of a verdict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The rule with this text.
+    Rule(String),
+    /// The address lies in a range that is closed by default.
+    Range(RangeKind),
+    /// No rule is about it.
+    Default,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule(rule) => write!(f, "rule {rule}"),
+            Self::Range(kind) => write!(f, "{kind}"),
+            Self::Default => f.write_str("no rule"),
+        }
+    }
+}
+
+/// Whether something passes, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It passes.
+    Allow(Reason),
+    /// It does not.
+    Deny(Reason),
+}
+
+impl Verdict {
+    /// Whether it passes.
+    #[must_use]
+    pub fn is_allow(&self) -> bool {
+        matches!(self, Self::Allow(_))
+    }
+}
+
+/// Rules of one list, to be looked up.
+#[derive(Clone, Debug, Default)]
+struct List {
+    rules: Vec<Rule>,
+    nets: Nets,
+    /// Rules about any address.
+    any: Vec<usize>,
+    /// Rules about any name: those about any address, and about all addresses of a version of IP.
+    any_name: Vec<usize>,
+    exact: HashMap<Name, Vec<usize>>,
+    below: HashMap<Name, Vec<usize>>,
+}
+
+impl List {
+    fn new(rules: &[Rule]) -> Self {
+        let mut list = Self { rules: rules.to_vec(), ..Self::default() };
+        for (number, rule) in rules.iter().enumerate() {
+            match &rule.target {
+                Target::Any => {
+                    list.any.push(number);
+                    list.any_name.push(number);
+                }
+                Target::Net(net) => {
+                    list.nets.add(*net, number);
+                    if net.prefix_len() == 0 {
+                        list.any_name.push(number);
+                    }
+                }
+                Target::Names(NamePattern::Exact(name)) => {
+                    list.exact.entry(name.clone()).or_default().push(number);
+                }
+                Target::Names(NamePattern::Below(name)) => {
+                    list.below.entry(name.clone()).or_default().push(number);
+                }
+            }
+        }
+        list
+    }
+
+    /// The rules about an address, the narrowest first.
+    fn about_address(&self, address: IpAddr) -> impl Iterator<Item = &Rule> {
+        self.nets.with(address).chain(self.any.iter().copied()).map(|number| &self.rules[number])
+    }
+
+    /// The rules about a name, the narrowest first.
+    fn about_name(&self, name: &Name) -> impl Iterator<Item = &Rule> {
+        let below = name.with_parents().skip(1).filter_map(|above| self.below.get(above)).flatten();
+        let numbers = self.exact.get(name).into_iter().flatten().chain(below).chain(&self.any_name);
+        numbers.map(|number| &self.rules[*number])
+    }
+}
+
+/// A policy that is ready to judge.
+#[derive(Clone, Debug)]
+pub struct Judge {
+    default: Action,
+    /// The answer to denied packets.
+    pub denial: Denial,
+    allow: List,
+    deny: List,
+    closed: Nets,
+    ranges: Vec<Range>,
+}
+
+impl Judge {
+    /// Makes a policy ready. The addresses of the host are closed, too.
+    ///
+    /// # Errors
+    /// As [`Policy::check`].
+    pub fn new(policy: &Policy, of_host: impl IntoIterator<Item = IpAddr>) -> Result<Self> {
+        policy.check()?;
+        let of_host =
+            of_host.into_iter().map(|address| Range { net: judged(address).into(), kind: RangeKind::Host });
+        let ranges: Vec<_> = RANGES.into_iter().chain(of_host).collect();
+        let mut closed = Nets::default();
+        ranges.iter().enumerate().for_each(|(number, range)| closed.add(range.net, number));
+        let (allow, deny) = (List::new(&policy.allow), List::new(&policy.deny));
+        Ok(Self { default: policy.default, denial: policy.denial, allow, deny, closed, ranges })
+    }
+
+    /// Judges a packet to an address. `port` is that of the far side; ICMP has none.
+    #[must_use]
+    pub fn address(&self, protocol: Protocol, address: IpAddr, port: u16) -> Verdict {
+        let address = judged(address);
+        let is_about = |rule: &&Rule| rule.is_about(protocol, port);
+        let closed = self.closed_ranges(address);
+        let opens = |rule: &&Rule| closed.iter().all(|range| lies_in(rule, range));
+        if let Some(rule) = self.allow.about_address(address).filter(is_about).find(opens) {
+            return Verdict::Allow(Reason::Rule(rule.to_string()));
+        }
+        if let Some(rule) = self.deny.about_address(address).find(is_about) {
+            return Verdict::Deny(Reason::Rule(rule.to_string()));
+        }
+        match closed.first() {
+            Some(range) => Verdict::Deny(Reason::Range(range.kind)),
+            None => self.by_default(),
+        }
+    }
+
+    /// Judges a connection to a port of a name.
+    #[must_use]
+    pub fn name(&self, protocol: Protocol, name: &Name, port: u16) -> Verdict {
+        let is_about = |rule: &&Rule| rule.is_about(protocol, port);
+        self.by_name(name, is_about, is_about)
+    }
+
+    /// Judges a question for the addresses of a name: it is allowed if a connection to any port may be.
+    #[must_use]
+    pub fn question(&self, name: &Name) -> Verdict {
+        self.by_name(name, |_| true, |rule| rule.protocol.is_none() && rule.ports.is_any())
+    }
+
+    /// Judges a connection to an address that names were resolved to. A rule about a network goes before
+    /// those about names, if it allows; no name opens a closed range.
+    #[must_use]
+    pub fn named_address(
+        &self,
+        protocol: Protocol,
+        (address, port): (IpAddr, u16),
+        names: &[Name],
+    ) -> Verdict {
+        let verdict = self.address(protocol, address, port);
+        if matches!(&verdict, Verdict::Allow(Reason::Rule(_)) | Verdict::Deny(Reason::Range(_)))
+            || !self.closed_ranges(judged(address)).is_empty()
+        {
+            return verdict;
+        }
+        let by_names = names.iter().map(|name| self.name(protocol, name, port));
+        let decided = by_names.filter(|verdict| !matches!(verdict, Verdict::Allow(Reason::Default)));
+        // One address may have many names. The connection itself tells which one it means.
+        let mut denied = None;
+        for verdict in decided {
+            match verdict {
+                Verdict::Allow(_) => return verdict,
+                Verdict::Deny(_) => denied = denied.or(Some(verdict)),
+            }
+        }
+        match (verdict, denied) {
+            (Verdict::Allow(_), Some(denied)) => denied,
+            (verdict, _) => verdict,
+        }
+    }
+
+    fn by_name(
+        &self,
+        name: &Name,
+        allows: impl FnMut(&&Rule) -> bool,
+        denies: impl FnMut(&&Rule) -> bool,
+    ) -> Verdict {
+        if let Some(rule) = self.allow.about_name(name).find(allows) {
+            return Verdict::Allow(Reason::Rule(rule.to_string()));
+        }
+        match self.deny.about_name(name).find(denies) {
+            Some(rule) => Verdict::Deny(Reason::Rule(rule.to_string())),
+            None => self.by_default(),
+        }
+    }
+
+    fn by_default(&self) -> Verdict {
+        match self.default {
+            Action::Allow => Verdict::Allow(Reason::Default),
+            Action::Deny => Verdict::Deny(Reason::Default),
+        }
+    }
+
+    /// The closed ranges that have an address, the smallest first.
+    fn closed_ranges(&self, address: IpAddr) -> Vec<Range> {
+        self.closed.with(address).map(|number| self.ranges[number]).collect()
+    }
+}
+
+/// Whether a rule is about a network in a range.
+fn lies_in(rule: &Rule, range: &Range) -> bool {
+    match &rule.target {
+        Target::Net(net) => range.net.contains(net),
+        Target::Any | Target::Names(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::Protocol::{Icmp, Tcp, Udp};
+
+    const HOST: &str = "198.51.100.7";
+
+    fn judge(text: &str) -> Judge {
+        Judge::new(&serde_json::from_str(text).unwrap(), [HOST.parse().unwrap()]).unwrap()
+    }
+
+    fn reason(verdict: &Verdict) -> String {
+        match verdict {
+            Verdict::Allow(reason) => format!("allow: {reason}"),
+            Verdict::Deny(reason) => format!("deny: {reason}"),
+        }
+    }
+
+    fn address(judge: &Judge, protocol: Protocol, address: &str, port: u16) -> String {
+        reason(&judge.address(protocol, address.parse().unwrap(), port))
+    }
+
+    fn name(text: &str) -> Name {
+        Name::parse(text).unwrap()
+    }
+
+    #[test]
+    fn without_rules_the_internet_is_open_and_the_surroundings_are_closed() {
+        let judge = judge("{}");
+        for (target, verdict) in [
+            ("192.0.2.1", "allow: no rule"),
+            ("2001:db8::1", "allow: no rule"),
+            (HOST, "deny: address of the host"),
+            ("::ffff:198.51.100.7", "deny: address of the host"),
+            ("127.0.0.1", "deny: loopback address"),
+            ("169.254.169.254", "deny: link-local address"),
+            ("10.1.2.3", "deny: private address"),
+            ("fd00::1", "deny: private address"),
+        ] {
+            assert_eq!(address(&judge, Tcp, target, 443), verdict, "{target}");
+        }
+    }
+
+    #[test]
+    fn allow_goes_before_deny() {
+        let judge = judge(
+            r#"{"default":"deny","allow":["192.0.2.0/24:443","icmp:*"],"deny":["192.0.2.1","203.0.113.0/24"]}"#,
+        );
+        for (protocol, target, port, verdict) in [
+            (Tcp, "192.0.2.1", 443, "allow: rule 192.0.2.0/24:443"),
+            (Udp, "192.0.2.1", 443, "allow: rule 192.0.2.0/24:443"),
+            (Tcp, "192.0.2.1", 80, "deny: rule 192.0.2.1"),
+            (Tcp, "192.0.2.2", 80, "deny: no rule"),
+            (Icmp, "203.0.113.1", 0, "allow: rule icmp:*"),
+            (Tcp, "203.0.113.1", 443, "deny: rule 203.0.113.0/24"),
+        ] {
+            assert_eq!(address(&judge, protocol, target, port), verdict, "{protocol:?} {target} {port}");
+        }
+    }
+
+    #[test]
+    fn only_a_network_within_a_closed_range_opens_it() {
+        let judge = judge(
+            r#"{"allow":["*","0.0.0.0/0","8.0.0.0/6","10.1.0.0/16","198.51.100.0/24","169.254.169.254:80"]}"#,
+        );
+        for (target, port, verdict) in [
+            ("10.1.2.3", 443, "allow: rule 10.1.0.0/16"),
+            ("10.2.0.1", 443, "deny: private address"),
+            ("::ffff:10.1.2.3", 443, "allow: rule 10.1.0.0/16"),
+            ("169.254.169.254", 80, "allow: rule 169.254.169.254:80"),
+            ("169.254.169.254", 81, "deny: link-local address"),
+            // The network of the host is larger than the host.
+            (HOST, 22, "deny: address of the host"),
+            ("198.51.100.8", 22, "allow: rule 198.51.100.0/24"),
+            ("127.0.0.1", 443, "deny: loopback address"),
+        ] {
+            assert_eq!(address(&judge, Tcp, target, port), verdict, "{target} {port}");
+        }
+    }
+
+    #[test]
+    fn names_are_allowed_by_the_narrowest_rule() {
+        let judge = judge(
+            r#"{"default":"deny","allow":["example.org:443","*.example.org:443","api.test"],
+                "deny":["bad.example.org","*.api.test"]}"#,
+        );
+        for (host, port, verdict) in [
+            ("example.org", 443, "allow: rule example.org:443"),
+            ("example.org", 80, "deny: no rule"),
+            ("www.example.org", 443, "allow: rule *.example.org:443"),
+            ("bad.example.org", 443, "allow: rule *.example.org:443"),
+            ("bad.example.org", 80, "deny: rule bad.example.org"),
+            ("api.test", 1, "allow: rule api.test"),
+            ("x.api.test", 1, "deny: rule *.api.test"),
+            ("example.com", 443, "deny: no rule"),
+        ] {
+            assert_eq!(reason(&judge.name(Tcp, &name(host), port)), verdict, "{host}:{port}");
+        }
+    }
+
+    #[test]
+    fn question_is_allowed_if_any_port_is() {
+        for (policy, host, is_allowed) in [
+            ("{}", "example.org", true),
+            (r#"{"default":"deny"}"#, "example.org", false),
+            (r#"{"default":"deny","allow":["example.org:443"]}"#, "example.org", true),
+            (r#"{"default":"deny","allow":["example.org:443"]}"#, "www.example.org", false),
+            (r#"{"default":"deny","allow":["10.0.0.0/8"]}"#, "example.org", false),
+            (r#"{"default":"deny","allow":["*:443"]}"#, "example.org", true),
+            (r#"{"default":"deny","allow":["0.0.0.0/0"]}"#, "example.org", true),
+            (r#"{"deny":["example.org"]}"#, "example.org", false),
+            (r#"{"deny":["example.org:25"]}"#, "example.org", true),
+            (r#"{"deny":["udp:example.org"]}"#, "example.org", true),
+            (r#"{"deny":["*"],"allow":["*.org"]}"#, "example.org", true),
+        ] {
+            assert_eq!(judge(policy).question(&name(host)).is_allow(), is_allowed, "{policy} {host}");
+        }
+    }
+
+    #[test]
+    fn address_of_a_name_is_judged_by_the_name() {
+        let by_name = r#"{"deny":["0.0.0.0/0","::/0"],"allow":["example.org:443","192.0.2.9"]}"#;
+        let denied_name = r#"{"deny":["ads.test"]}"#;
+        let opened = r#"{"default":"deny","allow":["example.org","10.1.0.0/16"]}"#;
+        let example = &["example.org"][..];
+        for (policy, target, port, names, verdict) in [
+            (by_name, "192.0.2.1", 443, example, "allow: rule example.org:443"),
+            (by_name, "192.0.2.1", 80, example, "deny: rule 0.0.0.0/0"),
+            (by_name, "192.0.2.1", 443, &[], "deny: rule 0.0.0.0/0"),
+            (by_name, "192.0.2.9", 22, example, "allow: rule 192.0.2.9"),
+            (by_name, "192.0.2.1", 443, &["a.test", "example.org"], "allow: rule example.org:443"),
+            (denied_name, "192.0.2.1", 443, &["ads.test"], "deny: rule ads.test"),
+            (denied_name, "192.0.2.1", 443, example, "allow: no rule"),
+            // A name that leads into a closed range opens nothing.
+            (by_name, "127.0.0.1", 443, example, "deny: rule 0.0.0.0/0"),
+            (opened, "10.2.0.1", 443, example, "deny: private address"),
+            (opened, "10.1.0.1", 443, example, "allow: rule 10.1.0.0/16"),
+            (opened, HOST, 443, example, "deny: address of the host"),
+        ] {
+            let names: Vec<_> = names.iter().map(|text| name(text)).collect();
+            let found = judge(policy).named_address(Tcp, (target.parse().unwrap(), port), &names);
+            assert_eq!(reason(&found), verdict, "{policy} {target}:{port} {names:?}");
+        }
+    }
+
+    #[test]
+    fn ten_thousand_rules_are_looked_up_and_not_read_through() {
+        let nets =
+            (0..5_000_u32).map(|number| format!("198.{}.{}.0/24:443", 18 + number / 250 % 2, number % 250));
+        let names = (0..4_999).map(|number| format!("*.a{number}.example:443"));
+        let allow: std::collections::BTreeSet<_> = nets.chain(names).collect();
+        let allow = allow.iter().map(|rule| rule.parse().unwrap()).collect();
+        let policy = Policy { default: Action::Deny, allow, ..Policy::default() };
+        let judge = Judge::new(&policy, []).unwrap();
+        assert_eq!(address(&judge, Tcp, "198.18.7.9", 443), "allow: rule 198.18.7.0/24:443");
+        assert!(judge.name(Tcp, &name("x.a4998.example"), 443).is_allow());
+        assert!(!judge.name(Tcp, &name("x.a5000.example"), 443).is_allow());
+    }
+}

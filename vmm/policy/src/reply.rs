@@ -1,0 +1,78 @@
+//! Frames that tell a guest that its packet is denied: a reset of TCP (RFC 9293, section 3.10.7.1), else
+//! "administratively prohibited" of ICMP (RFC 1812, section 5.2.7.1; RFC 4443, section 3.1).
+
+use std::net::IpAddr;
+
+use etherparse::{Ethernet2Header, Icmpv4Type, Icmpv6Type, PacketBuilder, PacketBuilderStep};
+use etherparse::{IpHeaders, icmpv4, icmpv6};
+
+use crate::frame::{ETHERNET, Frame, Packet, Segment, Transport};
+
+/// Routers that an answer may pass.
+const HOPS: u8 = 64;
+/// Bytes of the denied packet in a message of ICMP: its IP header and 8 bytes, at most.
+const QUOTED: usize = 60 + 8;
+
+/// The answer to a denied packet of the guest, whose first bytes are `head`. There is none to a reset, to a
+/// message of ICMP that is no question, and to a group.
+pub(crate) fn to_denied(frame: &Frame, packet: &Packet, head: &[u8]) -> Option<Vec<u8>> {
+    if is_group(packet.target) {
+        return None;
+    }
+    match packet.transport {
+        Transport::Tcp(segment) => reset(frame, packet, &segment),
+        Transport::Icmp { kind, .. } if !is_echo(packet, kind) => None,
+        _ => prohibited(frame, packet, head),
+    }
+}
+
+/// Whether a message of ICMP asks for an echo.
+pub(crate) fn is_echo(packet: &Packet, kind: u8) -> bool {
+    let echo = if packet.target.is_ipv4() { icmpv4::TYPE_ECHO_REQUEST } else { icmpv6::TYPE_ECHO_REQUEST };
+    kind == echo
+}
+
+fn is_group(address: IpAddr) -> bool {
+    address.is_multicast() || address == IpAddr::V4(std::net::Ipv4Addr::BROADCAST)
+}
+
+/// An Ethernet and an IP header back to the sender, with the far side as the source.
+fn back(frame: &Frame, packet: &Packet) -> Option<PacketBuilderStep<IpHeaders>> {
+    let ethernet: PacketBuilderStep<Ethernet2Header> = PacketBuilder::ethernet2(frame.target, frame.source);
+    match (packet.target, packet.source) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => Some(ethernet.ipv4(from.octets(), to.octets(), HOPS)),
+        (IpAddr::V6(from), IpAddr::V6(to)) => Some(ethernet.ipv6(from.octets(), to.octets(), HOPS)),
+        _ => None,
+    }
+}
+
+fn reset(frame: &Frame, packet: &Packet, segment: &Segment) -> Option<Vec<u8>> {
+    if segment.flags.rst {
+        return None;
+    }
+    let back = back(frame, packet)?;
+    let sequence = if segment.flags.ack { segment.acknowledged } else { 0 };
+    let reset = back.tcp(segment.target, segment.source, sequence, 0).rst();
+    let (from, to) = packet.payload;
+    let taken = (to - from) as u32 + u32::from(segment.flags.syn) + u32::from(segment.flags.fin);
+    let reset = if segment.flags.ack { reset } else { reset.ack(segment.sequence.wrapping_add(taken)) };
+    let mut bytes = Vec::with_capacity(reset.size(0));
+    reset.write(&mut bytes, &[]).ok()?;
+    Some(bytes)
+}
+
+fn prohibited(frame: &Frame, packet: &Packet, head: &[u8]) -> Option<Vec<u8>> {
+    let back = back(frame, packet)?;
+    let end = packet.payload.1.min(head.len()).min(ETHERNET + QUOTED);
+    let quoted = head.get(ETHERNET..end)?;
+    let mut bytes = Vec::with_capacity(ETHERNET + 40 + 8 + QUOTED);
+    let written = if packet.source.is_ipv4() {
+        let why = icmpv4::DestUnreachableHeader::FilterProhibited;
+        back.icmpv4(Icmpv4Type::DestinationUnreachable(why)).write(&mut bytes, quoted)
+    } else {
+        let why = icmpv6::DestUnreachableCode::Prohibited;
+        back.icmpv6(Icmpv6Type::DestinationUnreachable(why)).write(&mut bytes, quoted)
+    };
+    written.ok()?;
+    Some(bytes)
+}
