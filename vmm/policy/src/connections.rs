@@ -40,7 +40,7 @@ enum State {
         far_ended: bool,
     },
     Ended,
-    /// Of a protocol without connections.
+    /// The protocol has no connections.
     Datagram,
 }
 

@@ -29,7 +29,7 @@ pub struct GuestAddresses {
     pub v6: Ipv6Net,
 }
 
-/// What a filter knows of its interface.
+/// The interface of a filter.
 #[derive(Clone, Debug)]
 pub struct Interface {
     /// The hardware address.
