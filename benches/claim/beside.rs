@@ -21,13 +21,13 @@ use crate::vms::{CHILD, PLAIN, QUIET, RUNNING, Vms};
 
 /// The variable that names the program of Firecracker.
 const VARIABLE: &str = "VOLT_PEER_FIRECRACKER";
-const ABOUT: &str = "It runs the same kernel, agent, image, memory and vCPUs, in turns with volt-vmm. Its root \
-file system writes to memory, and it has no network. Other options of `run` are volt-vmm's alone. Its fork is \
-a snapshot, a new process, and a load with the backend `File`. The snapshot writes the pages that changed \
-(`Diff`) into the memory file of the snapshot before it, in /dev/shm. No agent freezes the workload, or gives \
-the clone time, name and entropy, as with a quiet fork of volt-vmm. Any fork of volt-vmm starts a process for its \
-client; Firecracker's API is asked directly. Times end with the command's first output at the agent's own \
-client here.";
+const ABOUT: &str = "It runs the same kernel, agent, image, memory and vCPUs, in turns with volt-vmm. Its \
+root file system writes to memory, and it has no network. Other options of `run` are volt-vmm's alone. \
+Its fork is a snapshot, a new process, and a load with the backend `File`. The snapshot writes the pages \
+that changed (`Diff`) into the memory file of the snapshot before it, in /dev/shm. No agent freezes the \
+workload, or gives the clone time, name and entropy, as with a quiet fork of volt-vmm. Any fork of \
+volt-vmm starts a process for its client; Firecracker's API is asked directly. Times end with the \
+command's first output at the agent's own client here.";
 const PHASES: [&str; 4] = [
     "pause, snapshot, resume",
     "the child's process; the load, up to its answer",
@@ -97,7 +97,7 @@ fn measured(vms: &Vms, options: &ImageOptions, runs: usize, program: PathBuf) ->
     ends.into_inner().into_iter().skip(1).for_each(|ends| phases.add(ends));
     let phases = phases.table("a fork and a command in the clone, Firecracker");
     Ok(format!(
-        "{version} is the peer ({VARIABLE}). {ABOUT}\n\n{table}\nA fork of volt-vmm, one that is not quiet, takes {share:.2} of \
-         Firecracker's difference.\n\n{phases}"
+        "{version} is the peer ({VARIABLE}). {ABOUT}\n\n{table}\nThe difference of a fork of volt-vmm, one \
+         that is not quiet, is {share:.2} of Firecracker's.\n\n{phases}"
     ))
 }

@@ -8,9 +8,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use volt_agent_client::{Agent, Command};
 use volt_benches::{OrSay, Result};
 
-/// Runs a command by the agent behind a vsock's unix socket. Waits for the end of the connection, at which the
-/// first child of a fork keeps its working set. Returns two times since `start`: that of the process's start,
-/// and that of its first output.
+/// Runs a command by the agent behind a vsock's unix socket. Waits for the end of the connection, at which
+/// the first child of a fork keeps its working set. Returns two times since `start`: that of the process's
+/// start, and that of its first output.
 ///
 /// # Errors
 /// The agent does not answer or refuses, or the command writes nothing.

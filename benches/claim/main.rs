@@ -27,11 +27,11 @@ const DOCUMENT: &str = "docs/benchmarks-claim.md";
 /// The row that others are compared with.
 const BASELINE: &str = "`exec` in a VM that has run for a while";
 const ABOUT: &str = "Times from the exec of volt-vmm to the first byte of the command's output. A VM runs \
-the image, and has run the command before. For a quiet fork, the parent's agent \
-freezes the workload, and the child takes entropy, time and a name of its own before the command starts. The first child leaves the \
-working set of later ones. A warm `run` is restored from the snapshot that the first \
-one left. The next one leaves the working set: the pages that it touched up to its \
-first output. All ways but the first run take turns.";
+the image, and has run the command before. For a quiet fork, the parent's agent freezes the workload, and \
+the child takes entropy, time and a name of its own before the command starts. The first child leaves the \
+working set of later ones. A warm `run` is restored from the snapshot that the first one left. The next \
+one leaves the working set: the pages that it touched up to its first output. All ways but the first run \
+take turns.";
 
 /// Times commands in VMs of an image.
 ///

@@ -25,8 +25,8 @@ use crate::vms::SLEEP;
 const BOOT: Duration = Duration::from_secs(300);
 /// Time between two questions whether its agent answers.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Time for packets of the vsock to leave before a snapshot. Versions of Firecracker lose the vsock of a clone
-/// if a packet is on its way (its issue 5969).
+/// Time for packets of the vsock to leave before a snapshot. Versions of Firecracker lose the vsock of a
+/// clone if a packet is on its way (its issue 5969).
 const CALM: Duration = Duration::from_millis(100);
 /// Sockets of a VM, in the working directory of its process: a clone has the paths of its parent.
 const API: &str = "api.sock";

@@ -281,7 +281,8 @@ fn note_working_set(vm: &Arc<Vm>) {
 
 /// Lets the first child of a fork keep what its guest touches up to the end of the first connection that a
 /// program of the host makes to it, as for a command. Children of later forks have these pages from the
-/// start. A connection counts if it has ended before this call: the parent's client may run a command at once.
+/// start. A connection counts if it has ended before this call: the parent's client may run a command at
+/// once.
 fn note_working_set_of_child(vm: &Arc<Vm>) {
     if !vm.lacks_working_set() {
         return;

@@ -1,6 +1,7 @@
 //! The connections of a guest: what it began, and what came through a forward.
 //!
-//! Entries expire by looks at them. There is no timer: a full table looks at all of them, once a second at most.
+//! Entries expire by looks at them. There is no timer: a full table looks at all of them, once a second at
+//! most.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,8 +12,8 @@ use crate::rule::Protocol;
 
 /// Most connections of a VM.
 pub const MOST_CONNECTIONS: usize = 8192;
-/// How long an entry lasts without a packet: a TCP connection that is open (Linux probes an idle one after two
-/// hours, tcp(7)), one that opens (Linux gives up after 127 s), one that has ended, and others.
+/// How long an entry lasts without a packet: a TCP connection that is open (Linux probes an idle one after
+/// two hours, tcp(7)), one that opens (Linux gives up after 127 s), one that has ended, and others.
 const OPEN: Duration = Duration::from_secs(3 * 3600);
 const OPENING: Duration = Duration::from_secs(130);
 const ENDED: Duration = Duration::from_secs(60);

@@ -324,8 +324,8 @@ fn incoming_kind(packet: &Packet) -> Kind {
     }
 }
 
-/// Whether a datagram is one of a client of DHCP to all servers of its link. One to a single server could have
-/// any content, for any machine.
+/// Whether a datagram is one of a client of DHCP to all servers of its link. One to a single server could
+/// have any content, for any machine.
 fn is_dhcp(ports: [u16; 2], target: IpAddr) -> bool {
     match target {
         IpAddr::V4(v4) => ports == DHCP && v4.is_broadcast(),

@@ -1,5 +1,5 @@
-//! Ethernet frames, as far as their headers tell. A frame that another machine could read differently, or that
-//! hides its target, is refused: options and fragments of IPv4, all extension headers of IPv6, tags.
+//! Ethernet frames, as far as their headers tell. A frame that another machine could read differently, or
+//! that hides its target, is refused: options and fragments of IPv4, all extension headers of IPv6, tags.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -240,7 +240,8 @@ fn ipv6(bytes: &[u8], left: usize) -> Result<Packet, Malformed> {
     })
 }
 
-/// Reads the header above IP, of `len` bytes of which `bytes` are known. Returns the length of the header too.
+/// Reads the header above IP, of `len` bytes of which `bytes` are known. Returns the length of the header
+/// too.
 fn transport(protocol: IpNumber, bytes: &[u8], len: usize) -> Result<(Transport, usize), Malformed> {
     let bytes = &bytes[..bytes.len().min(len)];
     match protocol {

@@ -280,7 +280,8 @@ mod tests {
     #[test]
     fn allow_goes_before_deny() {
         let judge = judge(
-            r#"{"default":"deny","allow":["192.0.2.0/24:443","icmp:*"],"deny":["192.0.2.1","203.0.113.0/24"]}"#,
+            r#"{"default":"deny","allow":["192.0.2.0/24:443","icmp:*"],
+                "deny":["192.0.2.1","203.0.113.0/24"]}"#,
         );
         for (protocol, target, port, verdict) in [
             (Tcp, "192.0.2.1", 443, "allow: rule 192.0.2.0/24:443"),
