@@ -42,6 +42,7 @@ mod events;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod holders;
+mod host_addresses;
 #[cfg(any(feature = "internal", test))]
 #[doc(hidden)]
 pub mod internal;
@@ -116,6 +117,8 @@ pub use vm::provisional::ProvisionalVm;
 pub use vm::{Vm, VmBuilder};
 /// The source of [`Error::Payload`]: a kernel, initrd or command line that cannot be loaded.
 pub use volt_kernel::Error as PayloadError;
+/// Rules of what a guest may reach: the type of [`Devices::policy`](config::devices::Devices::policy).
+pub use volt_policy as policy;
 
 /// The types of the fields of [`PayloadError`].
 pub mod payload {

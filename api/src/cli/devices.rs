@@ -9,6 +9,7 @@ use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 
 use super::key_values::{OptionKey, begins_with_key, parse, parse_without};
+use super::policy::PolicyArgs;
 use crate::failure::Failure;
 use crate::process::home::{self, Home};
 
@@ -94,6 +95,9 @@ pub(super) struct DeviceArgs {
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetArg>,
 
+    #[command(flatten)]
+    policy: PolicyArgs,
+
     /// Add a socket between host and guest: cid=CID[,socket=PATH]. A VM with a name needs no path
     #[arg(long, value_name = "VSOCK", value_parser = vsock)]
     vsock: Option<VsockConfig>,
@@ -142,10 +146,17 @@ impl DeviceArgs {
     /// # Errors
     /// `--net none` stands beside an interface, or a path is missing that a VM without a name needs.
     pub(super) fn add_to(self, devices: &mut Devices) -> Result<(), Failure> {
-        let Self { disks, networks, vsock, rng, balloon, console, devices_on_cmdline } = self;
+        let Self { disks, networks, policy, vsock, rng, balloon, console, devices_on_cmdline } = self;
         for mut disk in disks {
             name(&mut disk.id, "disk", devices.disks.len());
             devices.disks.push(disk);
+        }
+        if let Some(policy) = policy.policy() {
+            if devices.policy.is_some() {
+                let problem = "the file has one, and options name parts of another; give it in one place";
+                return Err(Failure::config("policy", problem));
+            }
+            devices.policy = Some(policy);
         }
         if networks.len() > 1 && networks.iter().any(|network| matches!(network, NetArg::Nothing)) {
             return Err(Failure::config("networks", "none stands alone; leave it out to add interfaces"));

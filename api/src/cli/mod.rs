@@ -46,6 +46,7 @@ mod overrides;
 mod packing;
 mod pager;
 mod parsed;
+mod policy;
 mod prewarm;
 mod restore;
 mod rewind;

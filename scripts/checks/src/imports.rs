@@ -9,8 +9,8 @@ use crate::source::{Modules, modules_of, targets};
 /// A room, and the names of the rooms that it may import. `LEAVES` stands for all leaves.
 type Rooms = [(&'static str, &'static str)];
 
-const LEAVES: &str = "console counters error events holders metadata packets partial paths persist progress \
-                      run_control run_state sandbox sockets sync testing threads timing";
+const LEAVES: &str = "console counters error events holders host_addresses metadata packets partial paths \
+                      persist progress run_control run_state sandbox sockets sync testing threads timing";
 
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[
@@ -38,12 +38,13 @@ const VMM: &Rooms = &[
     ("events", "error run_state sync"),
     ("threads", "error sandbox"),
     ("sandbox", "error partial paths sync"),
-    ("paths", "error holders packets sockets sync"),
+    ("paths", "error holders host_addresses packets sockets sync"),
     ("console", ""),
     ("counters", ""),
     ("error", ""),
     ("packets", ""),
     ("holders", ""),
+    ("host_addresses", ""),
     ("sockets", "holders"),
     ("sync", ""),
     ("timing", ""),
@@ -104,8 +105,11 @@ const IMAGE: &Rooms = &[
 
 /// The rooms of vmm/policy/src.
 const POLICY: &Rooms = &[
-    ("filter", "connections reply frame judge policy rule"),
+    ("filter", "connections reply offload frame judge policy rule"),
+    ("offload", "frame"),
     ("reply", "frame"),
+    ("client_hello", "name"),
+    ("request_head", "name"),
     ("connections", "frame rule"),
     ("judge", "nets special policy rule name error"),
     ("policy", "rule error"),

@@ -64,14 +64,14 @@ impl Drop for Ends<'_> {
 }
 
 /// Images, and a network in which VMs and passt run.
-struct Net {
-    images: Images,
-    network: Network,
+pub(super) struct Net {
+    pub(super) images: Images,
+    pub(super) network: Network,
 }
 
 impl Net {
     /// Makes a network whose host asks [`Resolver::ADDRESS`] for names.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let images = Images::new();
         let etc = images.names.scratch().path("etc");
         fs::create_dir(&etc).unwrap();
@@ -83,7 +83,7 @@ impl Net {
         Self { images, network: Network::with_a_way_out() }
     }
 
-    fn run(&self, words: &[&str]) -> Outcome {
+    pub(super) fn run(&self, words: &[&str]) -> Outcome {
         let mut command = self.images.command(words);
         self.network.namespace().apply(&mut command);
         let etc = self.images.names.scratch().path("etc");
@@ -92,13 +92,13 @@ impl Net {
     }
 
     /// Runs a script as the main process of a new VM, with options.
-    fn script(&self, options: &[&str], script: &str) -> Outcome {
+    pub(super) fn script(&self, options: &[&str], script: &str) -> Outcome {
         self.run(&[&["run", "--rm"], options, &[IMAGE, "sh", "-c", script]].concat())
     }
 }
 
 /// Sends back a stream for each of `lengths`, and ends it after so many bytes.
-fn echo<'a>(scope: &'a Scope<'a, '_>, network: &Network, address: &str, lengths: &'static [u64]) {
+pub(super) fn echo<'a>(scope: &'a Scope<'a, '_>, network: &Network, address: &str, lengths: &'static [u64]) {
     let listener = network.listen(address);
     scope.spawn(move || {
         for length in lengths {
@@ -112,7 +112,7 @@ fn echo<'a>(scope: &'a Scope<'a, '_>, network: &Network, address: &str, lengths:
 
 /// `send ADDRESS` sends standard input, and prints what comes back until the other end closes. It leaves the
 /// stream open: passt of 2023 may keep the other end's FIN from a guest that has ended its own half.
-const SEND: &str = "busybox mkfifo /sent
+pub(super) const SEND: &str = "busybox mkfifo /sent
     send() { exec 9<&0; { cat <&9; exec sleep 1000; } >/sent 2>/dev/null & nc $1 90 </sent; }";
 
 /// Prints the addresses, routes and resolvers, and `configured` if the network was complete at once.

@@ -10,14 +10,17 @@ use std::time::{Duration, Instant};
 use crate::frame::{Flags, Segment};
 use crate::rule::Protocol;
 
-/// Most connections of a VM.
+/// Most connections of an interface.
 pub const MOST_CONNECTIONS: usize = 8192;
 /// How long an entry lasts without a packet: a TCP connection that is open (Linux probes an idle one after
 /// two hours, tcp(7)), one that opens (Linux gives up after 127 s), one that has ended, and others.
 const OPEN: Duration = Duration::from_secs(3 * 3600);
 const OPENING: Duration = Duration::from_secs(130);
 const ENDED: Duration = Duration::from_secs(60);
-const DATAGRAM: Duration = Duration::from_secs(180);
+const ANSWERED: Duration = Duration::from_secs(180);
+const ASKED: Duration = Duration::from_secs(30);
+/// A full table gives up datagrams without a packet for so long.
+const IDLE: Duration = Duration::from_secs(10);
 /// Least time between two looks at all entries.
 const BETWEEN_SWEEPS: Duration = Duration::from_secs(1);
 
@@ -41,14 +44,18 @@ enum State {
         far_ended: bool,
     },
     Ended,
-    /// The protocol has no connections.
-    Datagram,
+    /// The protocol has no connections. Whether both sides have sent.
+    Datagram {
+        is_answered: bool,
+    },
 }
 
 /// A connection, as its packets tell.
 #[derive(Clone, Copy, Debug)]
 struct Connection {
     state: State,
+    /// The time of its last packet.
+    last: Instant,
     expires: Instant,
     /// It came through a forward.
     is_inbound: bool,
@@ -60,9 +67,24 @@ impl Connection {
             State::Opening => OPENING,
             State::Open { guest_ended: true, far_ended: true } | State::Ended => ENDED,
             State::Open { .. } => OPEN,
-            State::Datagram => DATAGRAM,
+            State::Datagram { is_answered: true } => ANSWERED,
+            State::Datagram { is_answered: false } => ASKED,
         };
-        self.expires = now + time;
+        (self.last, self.expires) = (now, now + time);
+    }
+
+    /// Whether both sides have ended it, or one of them at once.
+    fn is_over(&self) -> bool {
+        matches!(self.state, State::Ended | State::Open { guest_ended: true, far_ended: true })
+    }
+
+    /// Whether a full table can do without it.
+    fn is_dispensable(&self, now: Instant) -> bool {
+        match self.state {
+            State::Opening => true,
+            State::Datagram { is_answered } => !is_answered || now >= self.last + IDLE,
+            State::Open { .. } | State::Ended => self.is_over(),
+        }
     }
 
     /// Follows a segment of one side.
@@ -111,14 +133,18 @@ impl Connections {
     pub fn follow(&mut self, ends: &Ends, side: Side, segment: Option<&Segment>, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(ends) else { return false };
         let opens = segment.is_some_and(|segment| segment.flags.syn && !segment.flags.ack);
-        let is_over = matches!(entry.state, State::Ended)
-            || matches!(entry.state, State::Open { guest_ended: true, far_ended: true });
-        if entry.expires <= now || opens && is_over {
+        let is_opener = entry.is_inbound == (side == Side::Far);
+        if entry.expires <= now || opens && (!is_opener || entry.state != State::Opening) {
+            // A new connection over an old one is judged as such.
             self.entries.remove(ends);
             return false;
         }
-        if let Some(segment) = segment {
-            entry.follow(segment.flags, side == Side::Guest);
+        match segment {
+            Some(segment) => entry.follow(segment.flags, side == Side::Guest),
+            None if !is_opener && matches!(entry.state, State::Datagram { .. }) => {
+                entry.state = State::Datagram { is_answered: true };
+            }
+            None => {}
         }
         entry.touch(now);
         true
@@ -129,8 +155,12 @@ impl Connections {
         if self.entries.len() >= MOST_CONNECTIONS && !self.sweep(now) {
             return false;
         }
-        let state = if ends.protocol == Protocol::Tcp { State::Opening } else { State::Datagram };
-        let mut connection = Connection { state, expires: now, is_inbound: side == Side::Far };
+        let state = match ends.protocol {
+            Protocol::Tcp => State::Opening,
+            Protocol::Udp | Protocol::Icmp => State::Datagram { is_answered: false },
+        };
+        let is_inbound = side == Side::Far;
+        let mut connection = Connection { state, last: now, expires: now, is_inbound };
         connection.touch(now);
         self.entries.insert(ends, connection);
         true
@@ -141,8 +171,8 @@ impl Connections {
         self.entries.retain(|ends, connection| connection.is_inbound || is_allowed(ends));
     }
 
-    /// Removes what has expired, and if that gives no room, what has ended or was never answered. Returns
-    /// whether there is room.
+    /// Removes what has expired. If that gives no room, removes what has ended, was never answered, or is a
+    /// datagram of before. Returns whether there is room.
     fn sweep(&mut self, now: Instant) -> bool {
         if self.swept.is_some_and(|swept| now < swept + BETWEEN_SWEEPS) {
             return false;
@@ -150,8 +180,7 @@ impl Connections {
         self.swept = Some(now);
         self.entries.retain(|_, connection| connection.expires > now);
         if self.entries.len() >= MOST_CONNECTIONS {
-            let is_open = |state: &State| matches!(state, State::Open { .. } | State::Datagram);
-            self.entries.retain(|_, connection| is_open(&connection.state));
+            self.entries.retain(|_, connection| !connection.is_dispensable(now));
         }
         self.entries.len() < MOST_CONNECTIONS
     }
@@ -220,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn full_table_gives_up_what_is_not_open_and_then_refuses() {
+    fn full_table_gives_up_what_is_not_in_use_and_then_refuses() {
         let start = Instant::now();
         let mut table = Connections::default();
         let open = ends(Protocol::Tcp, 1, 0);
@@ -229,17 +258,53 @@ mod tests {
         for number in 1..100_000 {
             table.begin(ends(Protocol::Tcp, 4000, number), Side::Guest, start);
         }
-        assert!(table.len() <= MOST_CONNECTIONS);
+        assert_eq!(table.len(), MOST_CONNECTIONS);
         assert!(table.follow(&open, Side::Guest, Some(&segment(ACK)), start), "an open one stays");
-        // The table is full of datagrams that are no older.
-        for number in 0..100_000 {
-            table.begin(ends(Protocol::Udp, 4000, number), Side::Guest, after(start, 2));
-        }
+        // Datagrams in use fill it: each is answered.
+        let fill = |table: &mut Connections, seconds| {
+            for number in 0..100_000 {
+                let ends = ends(Protocol::Udp, 4000, number);
+                if table.begin(ends, Side::Guest, after(start, seconds)) {
+                    table.follow(&ends, Side::Far, None, after(start, seconds));
+                }
+            }
+        };
+        fill(&mut table, 2);
         assert_eq!(table.len(), MOST_CONNECTIONS);
         let late = ends(Protocol::Udp, 1, 0);
         assert!(!table.begin(late, Side::Guest, after(start, 4)));
-        assert!(table.begin(late, Side::Guest, after(start, 2 + 180)), "they have expired");
+        assert!(table.begin(late, Side::Guest, after(start, 2 + 10)), "they were idle");
         assert!(table.follow(&open, Side::Guest, Some(&segment(ACK)), after(start, 200)));
+    }
+
+    #[test]
+    fn datagram_lasts_longer_once_it_is_answered() {
+        let start = Instant::now();
+        let ends = ends(Protocol::Udp, 4000, 1);
+        for (is_answered, lasts) in [(false, 30), (true, 180)] {
+            for (seconds, is_known) in [(lasts - 1, true), (lasts, false)] {
+                let mut table = Connections::default();
+                table.begin(ends, Side::Guest, start);
+                assert!(!is_answered || table.follow(&ends, Side::Far, None, start));
+                assert_eq!(table.follow(&ends, Side::Guest, None, after(start, seconds)), is_known);
+            }
+        }
+    }
+
+    #[test]
+    fn side_that_was_connected_to_begins_nothing_over_the_connection() {
+        let start = Instant::now();
+        let ends = ends(Protocol::Tcp, 80, 1);
+        let mut table = Connections::default();
+        table.begin(ends, Side::Far, start);
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN_ACK)), start));
+        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start));
+        assert_eq!(table.len(), 0);
+        // Neither does the opener, once the connection is open.
+        table.begin(ends, Side::Guest, start);
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN)), start), "the same, sent again");
+        assert!(table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start));
+        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start));
     }
 
     #[test]

@@ -6,9 +6,10 @@
 //!  far side ──> shape ──> neighbours, DHCP ──> known connection, or a forward ──> pass
 //! ```
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice, icmpv4, icmpv6, ip_number};
 use ipnet::Ipv6Net;
@@ -16,6 +17,7 @@ use ipnet::Ipv6Net;
 use crate::connections::{Connections, Ends, Side};
 use crate::frame::{Arp, Content, Frame, ICMP, Mac, Malformed, Packet, Transport, is_link_local};
 use crate::judge::{Judge, Reason, Verdict};
+use crate::offload::Offload;
 use crate::policy::Denial;
 use crate::reply;
 use crate::rule::Protocol;
@@ -27,6 +29,17 @@ pub struct GuestAddresses {
     pub v4: Ipv4Addr,
     /// The network that has its addresses of IPv6.
     pub v6: Ipv6Net,
+}
+
+impl GuestAddresses {
+    /// An address of IPv4, and an address of IPv6 with the bits of its network.
+    ///
+    /// # Panics
+    /// There are more than 128 bits.
+    #[must_use]
+    pub fn new(v4: Ipv4Addr, (v6, prefix): (Ipv6Addr, u8)) -> Self {
+        Self { v4, v6: Ipv6Net::new_assert(v6, prefix).trunc() }
+    }
 }
 
 /// The interface of a filter.
@@ -77,12 +90,18 @@ pub struct Filter {
     judge: Arc<Judge>,
     interface: Interface,
     connections: Connections,
+    /// The guest may get answers of DHCP until then.
+    asks_until: Option<Instant>,
+    /// Addresses on the link, by their messages, the latest last. Only if the guest's own are not known.
+    neighbours: VecDeque<Ipv6Addr>,
 }
 
 /// A frame that needs no judgement, or the connection that it belongs to.
 enum Kind {
-    /// Neighbours and DHCP: the guest's own link.
-    Link,
+    /// A client of DHCP and its servers.
+    Dhcp,
+    /// Neighbours and routers.
+    Discovery,
     Of(Ends),
     /// A protocol that no rule names.
     Other,
@@ -98,16 +117,23 @@ impl Filter {
     /// A filter without connections.
     #[must_use]
     pub fn new(judge: Arc<Judge>, interface: Interface) -> Self {
-        Self { judge, interface, connections: Connections::default() }
+        let (connections, neighbours) = (Connections::default(), VecDeque::new());
+        Self { judge, interface, connections, asks_until: None, neighbours }
     }
 
     /// Takes another policy. Connections that it denies end.
     pub fn change(&mut self, judge: Arc<Judge>) {
         self.judge = judge;
-        let Self { judge, interface, connections } = self;
-        connections.retain(|ends| {
-            is_resolver(interface, ends) || judge.address(ends.protocol, ends.far.0, ends.far.1).is_allow()
-        });
+        let Self { judge, interface, connections, .. } = self;
+        connections.retain(|ends| verdict(judge, interface, ends).is_allow());
+    }
+
+    /// Forgets all connections, and has another hardware address.
+    pub fn begin_anew(&mut self, mac: Mac) {
+        self.interface.mac = mac;
+        self.connections = Connections::default();
+        self.asks_until = None;
+        self.neighbours.clear();
     }
 
     /// Number of connections.
@@ -116,23 +142,30 @@ impl Filter {
         self.connections.len()
     }
 
-    /// Judges a frame of the guest, of `len` bytes, whose first [`crate::HEAD`] are known.
-    pub fn outgoing(&mut self, head: &[u8], len: usize, now: Instant) -> Outcome {
+    /// Judges a frame of the guest, of `len` bytes, whose first [`crate::HEAD`] are known, and the work
+    /// that it leaves to the host.
+    pub fn outgoing(&mut self, head: &[u8], len: usize, offload: Offload, now: Instant) -> Outcome {
         let frame = match Frame::parse(head, len) {
             Ok(frame) if frame.source == self.interface.mac => frame,
             Ok(_) => return drop_of(Malformed::Mac),
             Err(why) => return drop_of(why),
         };
         let packet = match &frame.content {
-            Content::Arp(arp) if self.is_own_arp(arp) => return Outcome::Pass,
-            Content::Arp(_) => return drop_of(Malformed::Neighbour),
-            Content::Packet(packet) => packet,
+            Content::Packet(packet) if offload.fits(packet) => packet,
+            Content::Packet(_) => return drop_of(Malformed::Offload),
+            _ if !offload.is_none() => return drop_of(Malformed::Offload),
+            Content::Arp(arp) if len <= LONGEST_ARP && self.is_own_arp(arp) => return Outcome::Pass,
+            Content::Groups { source, kind } if self.may_report(*source, *kind) => return Outcome::Pass,
+            Content::Arp(_) | Content::Groups { .. } => return drop_of(Malformed::Neighbour),
         };
         match outgoing_kind(packet) {
-            Kind::Link => self.of_link(packet, head),
+            Kind::Dhcp if frame.target == [0xff; 6] || packet.target.is_ipv6() => self.of_dhcp(packet, now),
+            Kind::Dhcp => drop_of(Malformed::Neighbour),
+            Kind::Discovery => self.of_discovery(&frame, packet, head),
             _ if !self.may_send_from(packet.source) => drop_of(Malformed::Address),
             Kind::Of(ends) => self.of_connection(&frame, packet, head, (ends, now)),
-            Kind::Other | Kind::Message => {
+            Kind::Message => Outcome::Stop(Cause::Unknown, None),
+            Kind::Other => {
                 let denied =
                     Cause::Denied { protocol: None, far: (packet.target, 0), reason: Reason::Default };
                 self.denied(denied, &frame, packet, head)
@@ -146,11 +179,19 @@ impl Filter {
             Ok(frame) => frame,
             Err(why) => return drop_of(why),
         };
-        let Content::Packet(packet) = &frame.content else { return Outcome::Pass };
+        let packet = match &frame.content {
+            Content::Packet(packet) => packet,
+            Content::Groups { kind: QUERY, .. } | Content::Arp(_) => return Outcome::Pass,
+            Content::Groups { .. } => return Outcome::Stop(Cause::Unknown, None),
+        };
         let (ends, segment) = match incoming_kind(packet) {
-            Kind::Link => return Outcome::Pass,
+            Kind::Dhcp if self.asks_until.is_some_and(|until| now < until) => return Outcome::Pass,
+            Kind::Discovery => {
+                self.remember(packet.source);
+                return Outcome::Pass;
+            }
             Kind::Message if self.is_about_connection(packet, head, now) => return Outcome::Pass,
-            Kind::Message | Kind::Other => return Outcome::Stop(Cause::Unknown, None),
+            Kind::Dhcp | Kind::Message | Kind::Other => return Outcome::Stop(Cause::Unknown, None),
             Kind::Of(ends) => match packet.transport {
                 Transport::Tcp(segment) => (ends, Some(segment)),
                 _ => (ends, None),
@@ -183,9 +224,7 @@ impl Filter {
         if self.connections.follow(&ends, Side::Guest, segment, now) {
             return Outcome::Pass;
         }
-        if !is_resolver(&self.interface, &ends)
-            && let Verdict::Deny(reason) = self.judge.address(ends.protocol, ends.far.0, ends.far.1)
-        {
+        if let Verdict::Deny(reason) = verdict(&self.judge, &self.interface, &ends) {
             let denied = Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason };
             return self.denied(denied, frame, packet, head);
         }
@@ -209,46 +248,107 @@ impl Filter {
 
     /// Whether a message of ARP speaks of the guest alone. A probe has no address yet.
     fn is_own_arp(&self, arp: &Arp) -> bool {
-        let is_own = |addresses: &GuestAddresses| arp.sender == addresses.v4 || arp.sender.is_unspecified();
-        arp.sender_mac == self.interface.mac && self.interface.addresses.as_ref().is_none_or(is_own)
+        let is_own = arp.sender.is_unspecified() || self.may_send_from(arp.sender.into());
+        arp.is_usual && arp.sender_mac == self.interface.mac && is_own
     }
 
+    /// Whether the guest may have an address. If its own are not known, those of the host are foreign anyway.
     fn may_send_from(&self, source: IpAddr) -> bool {
         match (&self.interface.addresses, source) {
             (Some(addresses), IpAddr::V4(v4)) => v4 == addresses.v4,
             (Some(addresses), IpAddr::V6(v6)) => addresses.v6.contains(&v6) || is_link_local(v6),
-            (None, source) => !source.is_multicast() && !source.is_loopback() && !source.is_unspecified(),
+            (None, source) => !self.judge.is_foreign(source),
         }
     }
 
-    fn is_of_link(&self, address: IpAddr) -> bool {
-        match address {
-            IpAddr::V6(v6) if is_link_local(v6) => true,
-            IpAddr::V6(v6) => self.interface.addresses.as_ref().is_some_and(|own| own.v6.contains(&v6)),
-            IpAddr::V4(_) => false,
-        }
+    fn may_report(&self, source: Ipv6Addr, kind: u8) -> bool {
+        REPORTS.contains(&kind) && (source.is_unspecified() || self.may_send_from(source.into()))
     }
 
-    /// Judges a packet to the link itself. `::` and 0.0.0.0 are valid there.
-    fn of_link(&self, packet: &Packet, head: &[u8]) -> Outcome {
+    /// Judges a datagram of DHCP. A client without an address has 0.0.0.0.
+    fn of_dhcp(&mut self, packet: &Packet, now: Instant) -> Outcome {
         if !packet.source.is_unspecified() && !self.may_send_from(packet.source) {
             return drop_of(Malformed::Address);
         }
-        let Transport::Icmp { kind, .. } = packet.transport else { return Outcome::Pass };
-        // Others are no neighbours: a router would send the message on.
-        if !packet.target.is_multicast() && !self.is_of_link(packet.target) {
+        if packet.payload.1 - packet.payload.0 > LONGEST_DHCP {
+            return drop_of(Malformed::Length);
+        }
+        self.asks_until = Some(now + ASKS);
+        Outcome::Pass
+    }
+
+    /// Remembers an address on the link: the hop limit has proved it.
+    fn remember(&mut self, address: IpAddr) {
+        let IpAddr::V6(v6) = address else { return };
+        if self.interface.addresses.is_some() || is_link_local(v6) || v6.is_unspecified() {
+            return;
+        }
+        self.neighbours.retain(|other| *other != v6);
+        self.neighbours.push_back(v6);
+        if self.neighbours.len() > MOST_NEIGHBOURS {
+            self.neighbours.pop_front();
+        }
+    }
+
+    /// Judges a message about neighbours or routers (RFC 4861, section 4). `::` is valid as its source.
+    fn of_discovery(&self, frame: &Frame, packet: &Packet, head: &[u8]) -> Outcome {
+        if !packet.source.is_unspecified() && !self.may_send_from(packet.source) {
+            return drop_of(Malformed::Address);
+        }
+        let (IpAddr::V6(target), Transport::Icmp { kind, code: 0, .. }) = (packet.target, packet.transport)
+        else {
+            return drop_of(Malformed::Neighbour);
+        };
+        let (from, to) = packet.payload;
+        if to - from > LONGEST_DISCOVERY || !self.is_discovered_at(kind, target, frame.target) {
             return drop_of(Malformed::Neighbour);
         }
-        if kind != icmpv6::TYPE_NEIGHBOR_ADVERTISEMENT {
-            return Outcome::Pass;
+        let Some(body) = head.get(from..to) else { return drop_of(Malformed::Length) };
+        // A solicitation of routers has options alone. Others have an address before them.
+        let (address, options) = match kind {
+            icmpv6::TYPE_ROUTER_SOLICITATION => (None, body),
+            _ => match body.split_first_chunk::<16>() {
+                Some((address, options)) => (Some(Ipv6Addr::from(*address)), options),
+                None => return drop_of(Malformed::Length),
+            },
+        };
+        let advertises = kind == icmpv6::TYPE_NEIGHBOR_ADVERTISEMENT;
+        let is_own = address.is_none_or(|address| !advertises || self.may_send_from(address.into()));
+        match is_own && self.are_own(options) {
+            true => Outcome::Pass,
+            false => drop_of(Malformed::Neighbour),
         }
-        // The address that it says is the guest's (RFC 4861, section 4.4).
-        let advertised = head.get(packet.payload.0..).and_then(|rest| rest.first_chunk::<16>());
-        match advertised {
-            Some(address) if self.may_send_from(Ipv6Addr::from(*address).into()) => Outcome::Pass,
-            Some(_) => drop_of(Malformed::Neighbour),
-            None => drop_of(Malformed::Length),
+    }
+
+    /// Whether a message of this type goes to an address, and to a hardware address, where it belongs.
+    fn is_discovered_at(&self, kind: u8, target: Ipv6Addr, mac: Mac) -> bool {
+        let [.., high, low] = target.segments();
+        let is_solicited = target == Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, high, low) && high >> 8 == 0xff;
+        let is_group = match kind {
+            icmpv6::TYPE_ROUTER_SOLICITATION => target == ALL_ROUTERS,
+            icmpv6::TYPE_NEIGHBOR_SOLICITATION => is_solicited,
+            _ => target == ALL_NODES,
+        };
+        let [_, _, _, _, _, _, _, _, _, _, _, _, a, b, c, d] = target.octets();
+        let is_near = match &self.interface.addresses {
+            _ if is_link_local(target) => true,
+            Some(own) => own.v6.contains(&target),
+            None => self.neighbours.contains(&target),
+        };
+        is_near || is_group && mac == [0x33, 0x33, a, b, c, d]
+    }
+
+    /// Whether the hardware addresses in options are the guest's (RFC 4861, section 4.6.1).
+    fn are_own(&self, mut options: &[u8]) -> bool {
+        while let [kind, units, ..] = *options {
+            let Some((option, rest)) = options.split_at_checked(usize::from(units) * 8) else { return false };
+            if option.is_empty() || matches!(kind, 1 | 2) && option.get(2..8) != Some(&self.interface.mac[..])
+            {
+                return false;
+            }
+            options = rest;
         }
+        options.is_empty()
     }
 
     /// Whether an error of ICMP quotes a packet of a connection.
@@ -267,8 +367,16 @@ impl Filter {
     }
 }
 
-fn is_resolver(interface: &Interface, ends: &Ends) -> bool {
-    ends.protocol != Protocol::Icmp && ends.far.1 == DNS && interface.resolvers.contains(&ends.far.0)
+/// The verdict on a connection that the guest begins. Resolvers of the interface are open to questions,
+/// unless a rule denies them.
+fn verdict(judge: &Judge, interface: &Interface, ends: &Ends) -> Verdict {
+    let verdict = judge.address(ends.protocol, ends.far.0, ends.far.1);
+    let asks =
+        (ends.protocol, ends.far.1) == (Protocol::Udp, DNS) && interface.resolvers.contains(&ends.far.0);
+    match verdict {
+        Verdict::Deny(Reason::Range(_) | Reason::Default) if asks => Verdict::Allow(Reason::Default),
+        verdict => verdict,
+    }
 }
 
 /// The port of resolvers.
@@ -276,10 +384,25 @@ const DNS: u16 = 53;
 /// Ports of DHCP (RFC 2131, section 4.1) and DHCPv6 (RFC 8415, section 7.2): those of clients and servers.
 const DHCP: [u16; 2] = [68, 67];
 const DHCP6: [u16; 2] = [546, 547];
-/// All servers of DHCPv6 on a link.
+/// All servers of DHCPv6 on a link, all nodes and all routers.
 const DHCP6_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// The hop limit of neighbour discovery: such a packet has passed no router (RFC 4861, section 7.1).
 const OF_LINK: u8 = 255;
+/// Time for answers of DHCP.
+const ASKS: Duration = Duration::from_secs(60);
+/// Most bytes of messages that pass whatever the policy says: a padded frame of ARP, the body of a message of
+/// neighbour discovery, and one of DHCP.
+const LONGEST_ARP: usize = 60;
+const LONGEST_DISCOVERY: usize = 64;
+const LONGEST_DHCP: usize = 1472;
+/// Most neighbours that are remembered.
+const MOST_NEIGHBOURS: usize = 32;
+/// Messages about groups: a router's question, and a guest's reports (RFC 2710, RFC 3810).
+const QUERY: u8 = icmpv6::TYPE_MULTICAST_LISTENER_QUERY;
+const REPORTS: [u8; 3] =
+    [icmpv6::TYPE_MULTICAST_LISTENER_REPORT, icmpv6::TYPE_MULTICAST_LISTENER_REDUCTION, 143];
 
 fn outgoing_kind(packet: &Packet) -> Kind {
     let (guest, far) = (packet.source, packet.target);
@@ -289,14 +412,14 @@ fn outgoing_kind(packet: &Packet) -> Kind {
             guest: (guest, segment.source),
             far: (far, segment.target),
         }),
-        Transport::Udp { source, target } if is_dhcp([source, target], far) => Kind::Link,
+        Transport::Udp { source, target } if is_dhcp([source, target], far) => Kind::Dhcp,
         Transport::Udp { source, target } => {
             Kind::Of(Ends { protocol: Protocol::Udp, guest: (guest, source), far: (far, target) })
         }
         Transport::Icmp { kind, identifier, .. } if reply::is_echo(packet, kind) => {
             Kind::Of(Ends { protocol: Protocol::Icmp, guest: (guest, identifier), far: (far, 0) })
         }
-        Transport::Icmp { kind, .. } if is_discovery(packet, kind, SENT) => Kind::Link,
+        Transport::Icmp { kind, .. } if is_discovery(packet, kind, SENT) => Kind::Discovery,
         Transport::Icmp { .. } => Kind::Message,
         Transport::Other(_) => Kind::Other,
     }
@@ -311,14 +434,14 @@ fn incoming_kind(packet: &Packet) -> Kind {
             far: (far, segment.source),
         }),
         // From a server to a client: the guest's port comes first.
-        Transport::Udp { source, target } if [DHCP, DHCP6].contains(&[target, source]) => Kind::Link,
+        Transport::Udp { source, target } if is_dhcp_answer([target, source], far) => Kind::Dhcp,
         Transport::Udp { source, target } => {
             Kind::Of(Ends { protocol: Protocol::Udp, guest: (guest, target), far: (far, source) })
         }
         Transport::Icmp { kind, identifier, .. } if is_echo_reply(packet, kind) => {
             Kind::Of(Ends { protocol: Protocol::Icmp, guest: (guest, identifier), far: (far, 0) })
         }
-        Transport::Icmp { kind, .. } if is_discovery(packet, kind, GOT) => Kind::Link,
+        Transport::Icmp { kind, .. } if is_discovery(packet, kind, GOT) => Kind::Discovery,
         Transport::Icmp { .. } => Kind::Message,
         Transport::Other(_) => Kind::Other,
     }
@@ -330,6 +453,14 @@ fn is_dhcp(ports: [u16; 2], target: IpAddr) -> bool {
     match target {
         IpAddr::V4(v4) => ports == DHCP && v4.is_broadcast(),
         IpAddr::V6(v6) => ports == DHCP6 && v6 == DHCP6_SERVERS,
+    }
+}
+
+/// Whether a datagram is one of a server of DHCP. A server of DHCPv6 is on the link.
+fn is_dhcp_answer(ports: [u16; 2], source: IpAddr) -> bool {
+    match source {
+        IpAddr::V4(_) => ports == DHCP,
+        IpAddr::V6(v6) => ports == DHCP6 && is_link_local(v6),
     }
 }
 

@@ -10,6 +10,7 @@ use etherparse::{
 use super::*;
 use crate::connections::MOST_CONNECTIONS;
 use crate::frame::HEAD;
+use crate::offload::Version;
 use crate::policy::Policy;
 
 const US: Mac = [2, 0, 0, 0, 0, 1];
@@ -26,7 +27,7 @@ fn address(text: &str) -> IpAddr {
 
 fn filter(policy: &str) -> Filter {
     let policy: Policy = serde_json::from_str(policy).unwrap();
-    let judge = Judge::new(&policy, [address("198.51.100.7")]).unwrap();
+    let judge = Judge::new(&policy, [address("198.51.100.7").into()]).unwrap();
     let v6 = "fd76:6f6c:7400::/64".parse().unwrap();
     let interface = Interface {
         mac: US,
@@ -47,7 +48,16 @@ struct Path {
 
 impl Path {
     fn between(from: &str, to: &str) -> Self {
-        Self { macs: [US, GATEWAY], addresses: [address(from), address(to)], hops: 64 }
+        let addresses = [address(from), address(to)];
+        let target = match addresses[1] {
+            IpAddr::V4(v4) if v4.is_broadcast() => [0xff; 6],
+            IpAddr::V6(v6) if v6.is_multicast() => {
+                let [.., a, b, c, d] = v6.octets();
+                [0x33, 0x33, a, b, c, d]
+            }
+            _ => GATEWAY,
+        };
+        Self { macs: [US, target], addresses, hops: 64 }
     }
 
     fn to(target: &str) -> Self {
@@ -130,7 +140,7 @@ fn arp(sender_mac: Mac, sender: &str) -> Vec<u8> {
 }
 
 fn out(filter: &mut Filter, frame: &[u8]) -> Outcome {
-    filter.outgoing(&frame[..frame.len().min(HEAD)], frame.len(), Instant::now())
+    filter.outgoing(&frame[..frame.len().min(HEAD)], frame.len(), Offload::default(), Instant::now())
 }
 
 fn into(filter: &mut Filter, frame: &[u8]) -> Outcome {
@@ -259,11 +269,12 @@ fn nothing_answers_a_reset_or_a_message_to_a_group() {
         Path::to("224.0.0.251").udp([5353, 5353]),
         Path::to("ff02::fb").udp([5353, 5353]),
         Path::to("255.255.255.255").udp([1, 2]),
-        Path::to(FAR).icmp(3, &[0; 28]),
     ] {
         let outcome = out(&mut filter, &frame);
         assert!(matches!(outcome, Outcome::Stop(Cause::Denied { .. }, None)), "{outcome:?}");
     }
+    let error = Path::to(FAR).icmp(3, &[0; 28]);
+    assert_eq!(out(&mut filter, &error), Outcome::Stop(Cause::Unknown, None));
 }
 
 #[test]
@@ -293,56 +304,193 @@ fn spoofed_senders_are_dropped() {
     }
 }
 
+/// An option of neighbour discovery with a hardware address.
+fn option(kind: u8, mac: Mac) -> Vec<u8> {
+    [&[kind, 1][..], &mac].concat()
+}
+
+fn octets(text: &str) -> [u8; 16] {
+    text.parse::<Ipv6Addr>().unwrap().octets()
+}
+
 #[test]
 fn link_is_configured_whatever_the_policy_says() {
     let mut filter = filter(r#"{"default":"deny"}"#);
-    let own = OWN6.parse::<Ipv6Addr>().unwrap().octets();
-    let foreign = "fd76:6f6c:7401::2".parse::<Ipv6Addr>().unwrap().octets();
+    let (own, foreign) = (octets(OWN6), octets("fd76:6f6c:7401::2"));
     let solicited = "ff02::1:ff00:2";
+    let offer = Path::between("10.118.111.2", "255.255.255.255").udp([67, 68]);
+    assert_eq!(stopped(&into(&mut filter, &offer)).0, "unknown", "the guest has not asked");
     for frame in [
         Path::between("0.0.0.0", "255.255.255.255").udp(DHCP),
         Path::between("fe80::1", "ff02::1:2").udp(DHCP6),
-        Path::between("fe80::1", "ff02::2").near().icmp(133, &[]),
+        Path::between("fe80::1", "ff02::2").near().icmp(133, &option(1, US)),
         Path::between("::", solicited).near().icmp(135, &own),
-        Path::between(OWN6, solicited).near().icmp(135, &foreign),
-        Path::between(OWN6, "fe80::2").near().icmp(136, &own),
+        Path::between(OWN6, solicited).near().icmp(135, &[&foreign[..], &option(1, US)].concat()),
+        Path::between(OWN6, "fd76:6f6c:7400::2").near().icmp(135, &foreign),
+        Path::between(OWN6, "fe80::2").near().icmp(136, &[&own[..], &option(2, US)].concat()),
+        Path::between(OWN6, "ff02::1").near().icmp(136, &own),
     ] {
         assert_eq!(out(&mut filter, &frame), Outcome::Pass);
     }
-    for (frame, cause) in [
-        // A neighbour that is none: routers would carry the message to any machine.
-        (Path::between(OWN6, FAR6).near().icmp(135, &own), "foreign neighbour"),
-        (Path::between(OWN6, "fe80::2").near().icmp(136, &foreign), "foreign neighbour"),
-        (Path::between(OWN6, "fe80::2").near().icmp(136, &[0; 4]), "wrong length"),
-        (Path::between("2001:db8::9", solicited).near().icmp(135, &own), "foreign address"),
-        (Path::between(OWN6, solicited).icmp(135, &own), "no rule"),
-        (Path::between(OWN6, "ff02::2").near().icmp(137, &own), "no rule"),
-        (Path::between(OWN6, "ff02::1").near().icmp(134, &own), "no rule"),
-        (Path::to("192.0.2.9").udp(DHCP), "no rule"),
-        (Path::between("fe80::1", FAR6).udp(DHCP6), "no rule"),
-    ] {
-        assert_eq!(stopped(&out(&mut filter, &frame)).0, cause);
-    }
     let gateway = "fe80::2";
     for frame in [
-        Path::between("10.118.111.2", "255.255.255.255").udp([67, 68]),
+        offer,
         Path::between(gateway, "fe80::1").udp([547, 546]),
         Path::between(gateway, "ff02::1").near().icmp(134, &[0; 8]),
         Path::between(gateway, OWN6).near().icmp(135, &own),
     ] {
         assert_eq!(into(&mut filter, &frame), Outcome::Pass);
     }
-    let redirect = Path::between(gateway, OWN6).near().icmp(137, &[0; 32]);
-    assert_eq!(stopped(&into(&mut filter, &redirect)).0, "unknown");
+    for frame in [
+        Path::between(gateway, OWN6).near().icmp(137, &[0; 32]),
+        Path::between("2001:db8::2", "fe80::1").udp([547, 546]),
+    ] {
+        assert_eq!(stopped(&into(&mut filter, &frame)).0, "unknown");
+    }
 }
 
 #[test]
-fn resolver_is_open_on_its_port_alone() {
+fn messages_of_the_link_have_one_form_and_one_place() {
+    let mut filter = filter(r#"{"default":"deny"}"#);
+    let (own, foreign) = (octets(OWN6), octets("fd76:6f6c:7401::2"));
+    let (solicited, near) = ("ff02::1:ff00:2", |to| Path::between(OWN6, to).near());
+    let other_mac = Path { macs: [US, GATEWAY], ..near(solicited) };
+    let asks = Path::between("0.0.0.0", "255.255.255.255");
+    for (frame, cause) in [
+        // A neighbour that is none: routers would carry the message to any machine.
+        (near(FAR6).icmp(135, &own), "foreign neighbour"),
+        (near("ff0e::1:ff00:2").icmp(135, &own), "foreign neighbour"),
+        (near("ff02::1").icmp(135, &own), "foreign neighbour"),
+        (near("ff02::1").icmp(133, &[]), "foreign neighbour"),
+        (near(solicited).icmp(136, &own), "foreign neighbour"),
+        (other_mac.icmp(135, &own), "foreign neighbour"),
+        (near(solicited).icmp(135, &[&own[..], &[14; 64]].concat()), "foreign neighbour"),
+        (near(solicited).icmp(135, &[&own[..], &option(1, GATEWAY)].concat()), "foreign neighbour"),
+        (near(solicited).icmp(135, &[&own[..], &[9, 0, 0, 0]].concat()), "foreign neighbour"),
+        (near(solicited).icmp(135, &[&own[..], &[1, 1, 0]].concat()), "foreign neighbour"),
+        (near("fe80::2").icmp(136, &foreign), "foreign neighbour"),
+        (near("fe80::2").icmp(136, &[&own[..], &option(2, GATEWAY)].concat()), "foreign neighbour"),
+        (near("fe80::2").icmp(136, &[0; 4]), "wrong length"),
+        (Path::between("2001:db8::9", solicited).near().icmp(135, &own), "foreign address"),
+        (Path::between(OWN6, solicited).icmp(135, &own), "unknown"),
+        (near("ff02::2").icmp(137, &own), "unknown"),
+        (near("ff02::1").icmp(134, &own), "unknown"),
+        (Path::to("192.0.2.9").udp(DHCP), "no rule"),
+        (Path::between("fe80::1", FAR6).udp(DHCP6), "no rule"),
+        (Path { macs: [US, GATEWAY], ..asks }.udp(DHCP), "foreign neighbour"),
+        (Path::between("10.118.111.16", "255.255.255.255").udp(DHCP), "foreign address"),
+        ([arp(US, OWN), vec![7; 40]].concat(), "foreign neighbour"),
+    ] {
+        assert_eq!(stopped(&out(&mut filter, &frame)), (cause.to_owned(), cause == "no rule"), "{frame:?}");
+    }
+}
+
+#[test]
+fn guest_reports_its_groups_in_the_usual_form() {
+    let mut filter = filter(r#"{"default":"deny"}"#);
+    let report = |next: u8, alert: [u8; 8], kind: u8, hops: u8, to: &str| {
+        let path = Path { hops, ..Path::between("fe80::1", to) };
+        let body = [&alert[..], &[kind, 0, 0, 0, 0, 0, 0, 0]].concat();
+        let mut bytes = Vec::new();
+        path.packet().icmpv6_raw(0, 0, [0; 4]).write(&mut bytes, &body).unwrap();
+        // The header of ICMPv6 that the builder wrote makes room for the one before.
+        bytes.drain(14 + 40..14 + 48);
+        (bytes[18], bytes[19], bytes[20]) = (0, body.len() as u8, next);
+        bytes
+    };
+    let alert = [58, 0, 5, 2, 0, 0, 1, 0];
+    assert_eq!(out(&mut filter, &report(0, alert, 143, 1, "ff02::16")), Outcome::Pass);
+    for (frame, cause) in [
+        (report(0, alert, 143, 2, "ff02::16"), "options or extension header"),
+        (report(0, alert, 143, 1, "ff0e::16"), "options or extension header"),
+        (report(0, alert, 128, 1, "ff02::16"), "foreign neighbour"),
+        (report(0, alert, 130, 1, "ff02::1"), "foreign neighbour"),
+        (report(0, [6, 0, 5, 2, 0, 0, 1, 0], 143, 1, "ff02::16"), "options or extension header"),
+        (report(43, alert, 143, 1, "ff02::16"), "options or extension header"),
+    ] {
+        assert_eq!(stopped(&out(&mut filter, &frame)).0, cause);
+    }
+    assert_eq!(into(&mut filter, &report(0, alert, 130, 1, "ff02::1")), Outcome::Pass);
+    assert_eq!(stopped(&into(&mut filter, &report(0, alert, 143, 1, "ff02::16"))).0, "unknown");
+}
+
+#[test]
+fn host_fills_in_the_packet_s_own_checksum_alone() {
+    let mut filter = filter("{}");
+    let tcp = [Path::to(FAR), Path::to(FAR6)].map(|path| path.tcp([4000, 443], "S"));
+    let udp = [Path::to(FAR), Path::to(FAR6)].map(|path| path.udp([4000, 443]));
+    let starts = [34, 54];
+    let mut judge = |frame: &[u8], checksum: Option<(u16, u16)>, segments: Option<Version>| {
+        let offload = Offload { checksum, segments };
+        let outcome = filter.outgoing(&frame[..frame.len().min(HEAD)], frame.len(), offload, Instant::now());
+        stopped(&outcome).0
+    };
+    for (number, start) in starts.into_iter().enumerate() {
+        let version = [Version::V4, Version::V6][number];
+        let other = [Version::V6, Version::V4][number];
+        for (frame, offset) in [(&tcp[number], 16), (&udp[number], 6)] {
+            assert_eq!(judge(frame, Some((start, offset)), None), "pass");
+            // A port, an address, the payload, and nothing at all.
+            for wrong in
+                [(start, 2), (start, 0), (start - 20, offset), (20, 18), (start + 8, offset), (start, 40)]
+            {
+                assert_eq!(judge(frame, Some(wrong), None), "wrong offload", "{wrong:?}");
+            }
+            assert_eq!(judge(frame, Some((start, offset)), Some(other)), "wrong offload");
+        }
+        assert_eq!(judge(&tcp[number], Some((start, 16)), Some(version)), "pass");
+        assert_eq!(judge(&udp[number], Some((start, 6)), Some(version)), "wrong offload");
+    }
+    for frame in [Path::to(FAR).icmp(8, b"ping"), arp(US, OWN)] {
+        assert_eq!(judge(&frame, None, None), "pass");
+        assert_eq!(judge(&frame, Some((34, 2)), None), "wrong offload");
+    }
+}
+
+#[test]
+fn guest_behind_a_tap_may_not_be_the_host_and_finds_its_neighbours() {
+    let mut filter = filter("{}");
+    filter.interface.addresses = None;
+    for (frame, cause) in [
+        (Path::between("198.51.100.7", FAR).udp([1, 2]), "foreign address"),
+        (Path::between("127.0.0.1", FAR).udp([1, 2]), "foreign address"),
+        (Path::between("0.0.0.0", FAR).udp([1, 2]), "foreign address"),
+        (Path::between("::1", FAR6).udp([1, 2]), "foreign address"),
+        (arp(US, "198.51.100.7"), "foreign neighbour"),
+        (arp(US, "127.0.0.1"), "foreign neighbour"),
+    ] {
+        assert_eq!(stopped(&out(&mut filter, &frame)).0, cause);
+    }
+    let (own, peer) = ("2001:db8::15", "2001:db8::2");
+    assert_eq!(out(&mut filter, &arp(US, "10.9.8.7")), Outcome::Pass);
+    let advertises = Path::between(own, peer).near().icmp(136, &octets(own));
+    assert_eq!(stopped(&out(&mut filter, &advertises)).0, "foreign neighbour");
+    // The peer asks from its own address, with a hop limit that proves that it is on the link.
+    let asks = Path::between(peer, own).near().icmp(135, &octets(own));
+    assert_eq!(into(&mut filter, &asks), Outcome::Pass);
+    assert_eq!(out(&mut filter, &advertises), Outcome::Pass);
+    for number in 0..40 {
+        let other = format!("2001:db8::1:{number:x}");
+        into(&mut filter, &Path::between(&other, own).near().icmp(135, &octets(own)));
+    }
+    assert_eq!(filter.neighbours.len(), MOST_NEIGHBOURS);
+    assert_eq!(stopped(&out(&mut filter, &advertises)).0, "foreign neighbour", "it was long ago");
+}
+
+#[test]
+fn resolver_is_open_to_questions_alone_and_a_rule_closes_it() {
     let mut filter = filter(r#"{"default":"deny"}"#);
     assert_eq!(out(&mut filter, &Path::to(RESOLVER).udp([5000, 53])), Outcome::Pass);
-    assert_eq!(out(&mut filter, &Path::to(RESOLVER).tcp([5000, 53], "S")), Outcome::Pass);
-    assert_eq!(stopped(&out(&mut filter, &Path::to(RESOLVER).udp([5000, 54]))).0, "private address");
-    assert_eq!(stopped(&out(&mut filter, &Path::to(RESOLVER).icmp(8, b""))).0, "private address");
+    for frame in [
+        Path::to(RESOLVER).tcp([5000, 53], "S"),
+        Path::to(RESOLVER).udp([5000, 54]),
+        Path::to(RESOLVER).icmp(8, b""),
+    ] {
+        assert_eq!(stopped(&out(&mut filter, &frame)).0, "private address");
+    }
+    let policy: Policy = serde_json::from_str(r#"{"deny":["*:53"]}"#).unwrap();
+    filter.change(Arc::new(Judge::new(&policy, []).unwrap()));
+    assert_eq!(stopped(&out(&mut filter, &Path::to(RESOLVER).udp([5000, 53]))).0, "rule *:53");
 }
 
 #[test]
@@ -355,8 +503,9 @@ fn connection_from_outside_comes_through_a_forward_alone() {
     assert_eq!(into(&mut filter, &inward.tcp([9000, 80], "S")), Outcome::Pass);
     assert_eq!(out(&mut filter, &inward.back().tcp([80, 9000], "SA")), Outcome::Pass);
     assert_eq!(into(&mut filter, &inward.tcp([9000, 80], "A")), Outcome::Pass);
-    // The guest begins nothing there.
+    // The guest begins nothing there, by the ports of the connection either.
     assert_eq!(stopped(&out(&mut filter, &inward.back().tcp([81, 9000], "S"))).0, "private address");
+    assert_eq!(stopped(&out(&mut filter, &inward.back().tcp([80, 9000], "S"))).0, "private address");
 }
 
 #[test]
@@ -410,7 +559,8 @@ fn hundred_thousand_connections_take_bounded_room() {
     for number in 0..100_000_u32 {
         let target = Ipv4Addr::from_bits(0xc612_0000 + number).to_string();
         let frame = Path::to(&target).tcp([4000, 443], "S");
-        filter.outgoing(&frame, frame.len(), begun + Duration::from_micros(u64::from(number)));
+        let now = begun + Duration::from_micros(u64::from(number));
+        filter.outgoing(&frame, frame.len(), Offload::default(), now);
     }
     assert!(filter.connections() <= MOST_CONNECTIONS);
 }

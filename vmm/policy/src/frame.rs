@@ -5,8 +5,8 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::{
-    ArpPacketSlice, EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4HeaderSlice, Ipv6HeaderSlice,
-    TcpHeaderSlice, UdpHeaderSlice, ether_type, ip_number,
+    ArpOperation, ArpPacketSlice, EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4HeaderSlice,
+    Ipv6HeaderSlice, TcpHeaderSlice, UdpHeaderSlice, ether_type, ip_number,
 };
 
 /// A hardware address.
@@ -37,13 +37,15 @@ pub enum Malformed {
     Options,
     /// A fragment.
     Fragment,
-    /// A message of ARP or of neighbour discovery about an address that is not the guest's.
+    /// A message of ARP, of neighbour discovery or of DHCP about another machine, or of a wrong form.
     Neighbour,
+    /// A request to fill in or cut what is not the packet's own.
+    Offload,
 }
 
 impl Malformed {
     /// All causes, in the order of their counters.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Length,
         Self::EtherType,
         Self::Mac,
@@ -52,6 +54,7 @@ impl Malformed {
         Self::Options,
         Self::Fragment,
         Self::Neighbour,
+        Self::Offload,
     ];
 }
 
@@ -66,6 +69,7 @@ impl fmt::Display for Malformed {
             Self::Options => "options or extension header",
             Self::Fragment => "fragment",
             Self::Neighbour => "foreign neighbour",
+            Self::Offload => "wrong offload",
         })
     }
 }
@@ -88,6 +92,13 @@ pub enum Content {
     Arp(Arp),
     /// A packet of IP.
     Packet(Packet),
+    /// A message to the routers of the link about groups of IPv6 (RFC 3810). It has an extension header.
+    Groups {
+        /// Address of the sender.
+        source: Ipv6Addr,
+        /// The message's type.
+        kind: u8,
+    },
 }
 
 /// A message of ARP.
@@ -97,6 +108,8 @@ pub struct Arp {
     pub sender_mac: Mac,
     /// Address that the sender gives itself. A probe has 0.0.0.0 (RFC 5227).
     pub sender: Ipv4Addr,
+    /// Whether it asks or answers.
+    pub is_usual: bool,
 }
 
 /// A packet of IP.
@@ -110,6 +123,8 @@ pub struct Packet {
     pub hop_limit: u8,
     /// The protocol above IP.
     pub transport: Transport,
+    /// Where its header begins in the frame.
+    pub transport_at: usize,
     /// Where the protocol's payload is in the frame, without padding.
     pub payload: (usize, usize),
 }
@@ -180,7 +195,10 @@ impl Frame {
         let content = match ethernet.ether_type() {
             ether_type::ARP => arp(rest).map(Content::Arp),
             ether_type::IPV4 => ipv4(rest, left).map(Content::Packet),
-            ether_type::IPV6 => ipv6(rest, left).map(Content::Packet),
+            ether_type::IPV6 => match groups(rest) {
+                Some(groups) => Ok(groups),
+                None => ipv6(rest, left).map(Content::Packet),
+            },
             EtherType(_) => Err(Malformed::EtherType),
         };
         content.map(|content| Self { source: ethernet.source(), target: ethernet.destination(), content })
@@ -190,7 +208,8 @@ impl Frame {
 fn arp(bytes: &[u8]) -> Result<Arp, Malformed> {
     let packet = ArpPacketSlice::from_slice(bytes).map_err(|_| Malformed::Length)?.to_packet();
     let packet = packet.try_eth_ipv4().map_err(|_| Malformed::EtherType)?;
-    Ok(Arp { sender_mac: packet.sender_mac, sender: packet.sender_ipv4.into() })
+    let is_usual = [ArpOperation::REQUEST, ArpOperation::REPLY].contains(&packet.operation);
+    Ok(Arp { sender_mac: packet.sender_mac, sender: packet.sender_ipv4.into(), is_usual })
 }
 
 fn ipv4(bytes: &[u8], left: usize) -> Result<Packet, Malformed> {
@@ -208,12 +227,13 @@ fn ipv4(bytes: &[u8], left: usize) -> Result<Packet, Malformed> {
     if header.to_header().calc_header_checksum() != header.header_checksum() {
         return Err(Malformed::Checksum);
     }
-    let (transport, headers) = transport(header.protocol(), &bytes[start..], end - start)?;
+    let (transport, headers) = transport(header.protocol(), ip_number::ICMP, &bytes[start..], end - start)?;
     Ok(Packet {
         source: header.source_addr().into(),
         target: header.destination_addr().into(),
         hop_limit: header.ttl(),
         transport,
+        transport_at: ETHERNET + start,
         payload: (ETHERNET + start + headers, ETHERNET + end),
     })
 }
@@ -230,19 +250,45 @@ fn ipv6(bytes: &[u8], left: usize) -> Result<Packet, Malformed> {
         next if next.is_ipv6_ext_header_value() => return Err(Malformed::Options),
         _ => {}
     }
-    let (transport, headers) = transport(header.next_header(), &bytes[start..], end - start)?;
+    let (transport, headers) =
+        transport(header.next_header(), ip_number::IPV6_ICMP, &bytes[start..], end - start)?;
     Ok(Packet {
         source: header.source_addr().into(),
         target: header.destination_addr().into(),
         hop_limit: header.hop_limit(),
         transport,
+        transport_at: ETHERNET + start,
         payload: (ETHERNET + start + headers, ETHERNET + end),
     })
 }
 
-/// Reads the header above IP, of `len` bytes of which `bytes` are known. Returns the length of the header
-/// too.
-fn transport(protocol: IpNumber, bytes: &[u8], len: usize) -> Result<(Transport, usize), Malformed> {
+/// A message about groups, in the one form that it has: a hop-by-hop header with nothing but a router alert
+/// (RFC 2711), one hop, from an address of the link to a group of the link.
+fn groups(bytes: &[u8]) -> Option<Content> {
+    /// The header, behind which ICMPv6 comes.
+    const ALERT: [u8; 8] = [58, 0, 5, 2, 0, 0, 1, 0];
+    /// Most bytes of the message, of which a report of some groups needs few.
+    const LONGEST: u16 = 256;
+    let header = Ipv6HeaderSlice::from_slice(bytes).ok()?;
+    let rest = bytes.get(header.slice().len()..)?;
+    let (source, target) = (header.source_addr(), header.destination_addr());
+    let is_near = header.hop_limit() == 1
+        && (source.is_unspecified() || is_link_local(source))
+        && target.segments()[0] == 0xff02;
+    let is_short = header.payload_length() <= LONGEST;
+    let has_alert = header.next_header() == ip_number::IPV6_HEADER_HOP_BY_HOP && rest.starts_with(&ALERT);
+    let kind = *rest.get(ALERT.len())?;
+    (is_near && is_short && has_alert).then_some(Content::Groups { source, kind })
+}
+
+/// Reads the header above IP, of `len` bytes of which `bytes` are known. `icmp` is the number of this
+/// version's ICMP. Returns the length of the header too.
+fn transport(
+    protocol: IpNumber,
+    icmp: IpNumber,
+    bytes: &[u8],
+    len: usize,
+) -> Result<(Transport, usize), Malformed> {
     let bytes = &bytes[..bytes.len().min(len)];
     match protocol {
         ip_number::TCP => {
@@ -263,7 +309,7 @@ fn transport(protocol: IpNumber, bytes: &[u8], len: usize) -> Result<(Transport,
             }
             Ok((Transport::Udp { source: header.source_port(), target: header.destination_port() }, UDP))
         }
-        ip_number::ICMP | ip_number::IPV6_ICMP => {
+        number if number == icmp => {
             let header: &[u8; ICMP] = bytes.first_chunk().ok_or(Malformed::Length)?;
             let [kind, code, _, _, high, low, ..] = *header;
             Ok((Transport::Icmp { kind, code, identifier: u16::from_be_bytes([high, low]) }, ICMP))
@@ -312,7 +358,7 @@ mod tests {
     fn packet(bytes: &[u8]) -> Packet {
         match parse(bytes).unwrap().content {
             Content::Packet(packet) => packet,
-            Content::Arp(arp) => panic!("{arp:?}"),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -418,7 +464,7 @@ mod tests {
         .unwrap();
         let ethernet = Ethernet2Header { source: US, destination: [0xff; 6], ether_type: ether_type::ARP };
         let bytes = [&ethernet.to_bytes()[..], &message.to_bytes()].concat();
-        let arp = Arp { sender_mac: US, sender: V4[0].into() };
+        let arp = Arp { sender_mac: US, sender: V4[0].into(), is_usual: true };
         assert_eq!(parse(&bytes).unwrap().content, Content::Arp(arp));
         assert_eq!(parse(&bytes[..bytes.len() - 1]), Err(Malformed::Length));
         let mut other = bytes;

@@ -10,12 +10,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use crate::error::Result;
 use crate::name::{Name, NamePattern};
 use crate::nets::Nets;
 use crate::policy::{Action, Denial, Policy};
 use crate::rule::{Protocol, Rule, Target};
-use crate::special::{RANGES, Range, RangeKind, judged};
+use crate::special::{RANGES, Range, RangeKind, forms};
 
 /// The cause of a verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,10 +126,9 @@ impl Judge {
     ///
     /// # Errors
     /// As [`Policy::check`].
-    pub fn new(policy: &Policy, of_host: impl IntoIterator<Item = IpAddr>) -> Result<Self> {
+    pub fn new(policy: &Policy, of_host: impl IntoIterator<Item = IpNet>) -> Result<Self> {
         policy.check()?;
-        let of_host =
-            of_host.into_iter().map(|address| Range { net: judged(address).into(), kind: RangeKind::Host });
+        let of_host = of_host.into_iter().map(|net| Range { net, kind: RangeKind::Host });
         let ranges: Vec<_> = RANGES.into_iter().chain(of_host).collect();
         let mut closed = Nets::default();
         ranges.iter().enumerate().for_each(|(number, range)| closed.add(range.net, number));
@@ -135,10 +136,19 @@ impl Judge {
         Ok(Self { default: policy.default, denial: policy.denial, allow, deny, closed, ranges })
     }
 
-    /// Judges a packet to an address. `port` is that of the far side; ICMP has none.
+    /// Judges a packet to an address. `port` is that of the far side; ICMP has none. An address of IPv6 that
+    /// leads to one of IPv4 passes if both do.
     #[must_use]
     pub fn address(&self, protocol: Protocol, address: IpAddr, port: u16) -> Verdict {
-        let address = judged(address);
+        let mut verdicts = forms(address).map(|form| self.form(protocol, form, port));
+        let first = verdicts.next().unwrap_or(Verdict::Deny(Reason::Default));
+        match verdicts.next() {
+            Some(second) if first.is_allow() => second,
+            _ => first,
+        }
+    }
+
+    fn form(&self, protocol: Protocol, address: IpAddr, port: u16) -> Verdict {
         let is_about = |rule: &&Rule| rule.is_about(protocol, port);
         let closed = self.closed_ranges(address);
         let opens = |rule: &&Rule| closed.iter().all(|range| lies_in(rule, range));
@@ -152,6 +162,14 @@ impl Judge {
             Some(range) => Verdict::Deny(Reason::Range(range.kind)),
             None => self.by_default(),
         }
+    }
+
+    /// Whether no guest has an address: it is the host's, or one that means no machine, or the guest itself.
+    #[must_use]
+    pub fn is_foreign(&self, address: IpAddr) -> bool {
+        use RangeKind::{Cloud, Host, Loopback, Multicast, Reserved};
+        let kinds = [Cloud, Host, Loopback, Multicast, Reserved];
+        self.closed_ranges(address).iter().any(|range| kinds.contains(&range.kind))
     }
 
     /// Judges a connection to a port of a name.
@@ -178,7 +196,7 @@ impl Judge {
     ) -> Verdict {
         let verdict = self.address(protocol, address, port);
         if matches!(&verdict, Verdict::Allow(Reason::Rule(_)) | Verdict::Deny(Reason::Range(_)))
-            || !self.closed_ranges(judged(address)).is_empty()
+            || forms(address).any(|form| !self.closed_ranges(form).is_empty())
         {
             return verdict;
         }
@@ -242,7 +260,7 @@ mod tests {
     const HOST: &str = "198.51.100.7";
 
     fn judge(text: &str) -> Judge {
-        Judge::new(&serde_json::from_str(text).unwrap(), [HOST.parse().unwrap()]).unwrap()
+        Judge::new(&serde_json::from_str(text).unwrap(), [HOST.parse::<IpAddr>().unwrap().into()]).unwrap()
     }
 
     fn reason(verdict: &Verdict) -> String {
@@ -274,6 +292,21 @@ mod tests {
             ("fd00::1", "deny: private address"),
         ] {
             assert_eq!(address(&judge, Tcp, target, 443), verdict, "{target}");
+        }
+    }
+
+    #[test]
+    fn ipv6_that_leads_to_ipv4_passes_if_both_addresses_do() {
+        let both = r#"{"default":"deny","allow":["64:ff9b::/96","192.0.2.1"]}"#;
+        for (policy, target, verdict) in [
+            ("{}", "64:ff9b::c000:201", "allow: no rule"),
+            (r#"{"deny":["::/0"]}"#, "64:ff9b::c000:201", "deny: rule ::/0"),
+            (r#"{"deny":["192.0.2.0/24"]}"#, "2002:c000:201::1", "deny: rule 192.0.2.0/24"),
+            (r#"{"default":"deny","allow":["0.0.0.0/0"]}"#, "2002:c000:201::1", "deny: no rule"),
+            (both, "64:ff9b::c000:201", "allow: rule 192.0.2.1"),
+            (both, "64:ff9b::c000:202", "deny: no rule"),
+        ] {
+            assert_eq!(address(&judge(policy), Tcp, target, 443), verdict, "{policy} {target}");
         }
     }
 

@@ -12,6 +12,7 @@
 //!
 //! The crate decides, and does nothing: it has no socket, no thread and no clock.
 
+mod client_hello;
 mod connections;
 mod error;
 mod filter;
@@ -19,19 +20,25 @@ mod frame;
 mod judge;
 mod name;
 mod nets;
+mod offload;
 mod policy;
 mod ports;
 mod reply;
+mod request_head;
 mod rule;
 mod special;
 
+pub use client_hello::{ClientHello, HelloStart, LONGEST_HELLO, read_hello};
 pub use connections::MOST_CONNECTIONS;
 pub use error::{Error, Result};
 pub use filter::{Cause, Filter, GuestAddresses, Interface, Outcome};
 pub use frame::{HEAD, Mac, Malformed};
+pub use ipnet::IpNet;
 pub use judge::{Judge, Reason, Verdict};
 pub use name::{Name, NamePattern};
+pub use offload::{Offload, Version};
 pub use policy::{Action, Denial, MOST_RULES, Policy};
 pub use ports::Ports;
+pub use request_head::{BodyLength, HeadStart, LONGEST_HEAD, RequestHead, read_head};
 pub use rule::{Protocol, Rule, Target};
-pub use special::{Range, RangeKind};
+pub use special::{Range, RangeKind, is_closed_everywhere};

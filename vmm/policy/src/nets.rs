@@ -38,11 +38,9 @@ impl Nets {
             IpAddr::V6(_) => (&self.v6, 128),
         };
         let address = bits(address);
-        let of_prefix = move |(prefix, nets): &(u8, HashMap<u128, Vec<usize>>)| {
-            let mask = u128::MAX.checked_shl(len - u32::from(*prefix)).unwrap_or(0);
-            nets.get(&(address & mask)).cloned()
-        };
-        family.iter().filter_map(of_prefix).flatten()
+        let masked = move |prefix: u8| address & u128::MAX.checked_shl(len - u32::from(prefix)).unwrap_or(0);
+        let found = family.iter().filter_map(move |(prefix, nets)| nets.get(&masked(*prefix)));
+        found.flatten().copied()
     }
 }
 

@@ -12,6 +12,7 @@ pub const MOST_RULES: usize = 10_000;
 
 /// The verdict on what no rule is about.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     /// It passes.
@@ -23,6 +24,7 @@ pub enum Action {
 
 /// The answer that a guest gets to a denied packet.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Denial {
     /// A reset of TCP, or an unreachable message of ICMP: programs fail at once.
@@ -38,6 +40,7 @@ pub enum Denial {
 /// { "default": "deny", "allow": ["*.debian.org:80,443", "10.1.0.0/16"], "denial": "drop" }
 /// ```
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
     /// The verdict where no rule matches.
@@ -45,9 +48,11 @@ pub struct Policy {
     pub default: Action,
     /// Targets that are allowed. Only a network inside a range that is closed by default opens it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub allow: Vec<Rule>,
     /// Targets that are denied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub deny: Vec<Rule>,
     /// The answer to denied packets.
     #[serde(default)]

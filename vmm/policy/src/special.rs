@@ -91,24 +91,34 @@ pub(crate) const RANGES: [Range; 21] = [
 ];
 
 /// The address of IPv4 that an address of IPv6 leads to, by translation or a tunnel: mapped and compatible
-/// ones (RFC 4291, section 2.5.5), NAT64 (RFC 6052) and 6to4 (RFC 3056).
+/// ones (RFC 4291, section 2.5.5), NAT64 (RFC 6052), stateless translation (RFC 2765), 6to4 (RFC 3056) and
+/// ISATAP (RFC 5214). A network's own prefix of NAT64 cannot be known.
 pub(crate) fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let octets = address.octets();
     let at = |from: usize| Ipv4Addr::new(octets[from], octets[from + 1], octets[from + 2], octets[from + 3]);
     match address.segments() {
         [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => Some(at(12)),
         [0, 0, 0, 0, 0, 0, high, low] if high != 0 || low > 1 => Some(at(12)),
+        [0, 0, 0, 0, 0xffff, 0, ..] => Some(at(12)),
         [0x2002, ..] => Some(at(2)),
+        [.., 0 | 0x200, 0x5efe, _, _] => Some(at(12)),
         _ => None,
     }
 }
 
-/// An address as it is judged: that of IPv4 where one of IPv6 leads there.
-pub(crate) fn judged(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(v6) => embedded(v6).map_or(address, IpAddr::V4),
-        IpAddr::V4(_) => address,
-    }
+/// Both addresses that an address means: itself, and that of IPv4 where it leads there.
+pub(crate) fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let other = match address {
+        IpAddr::V6(v6) => embedded(v6).map(IpAddr::V4),
+        IpAddr::V4(_) => None,
+    };
+    [Some(address), other].into_iter().flatten()
+}
+
+/// Whether an address lies in a range that is closed on every host.
+#[must_use]
+pub fn is_closed_everywhere(address: IpAddr) -> bool {
+    RANGES.iter().any(|range| range.net.contains(&address))
 }
 
 #[cfg(test)]
@@ -116,8 +126,8 @@ mod tests {
     use super::*;
 
     fn kind_of(address: &str) -> Option<RangeKind> {
-        let address = judged(address.parse().unwrap());
-        RANGES.iter().find(|range| range.net.contains(&address)).map(|range| range.kind)
+        let mut found = forms(address.parse().unwrap());
+        found.find_map(|form| RANGES.iter().find(|range| range.net.contains(&form)).map(|range| range.kind))
     }
 
     #[test]
@@ -149,7 +159,15 @@ mod tests {
 
     #[test]
     fn ipv6_that_leads_to_a_closed_ipv4_is_closed_too() {
-        for address in ["::ffff:127.0.0.1", "::10.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::1"] {
+        for address in [
+            "::ffff:127.0.0.1",
+            "::10.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "2002:7f00:1::1",
+            "::ffff:0:10.0.0.1",
+            "2001:db8::5efe:10.0.0.1",
+            "2001:db8::200:5efe:10.0.0.1",
+        ] {
             assert!(kind_of(address).is_some(), "{address}");
         }
         for address in ["::ffff:192.0.2.1", "64:ff9b::c000:201", "2002:c000:201::1"] {

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize, Serializer};
+use volt_policy::{Policy, Rule, Target};
 
 use super::metadata::MetadataConfig;
 use super::{FileRef, MIB, SocketPath};
@@ -30,6 +31,9 @@ pub struct Devices {
     /// The metadata service of some of the interfaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<MetadataConfig>,
+    /// Targets that the guest may reach through its network interfaces. Without a policy, all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
     /// The socket between host and guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
@@ -370,7 +374,26 @@ impl Devices {
         self.networks.iter().try_for_each(NetConfig::validate).map_err(refused("networks"))?;
         let has_network = |id: &str| self.networks.iter().any(|network| network.id == id);
         self.metadata.as_ref().map_or(Ok(()), |metadata| metadata.validate(has_network))?;
+        if let Some(policy) = &self.policy {
+            check_policy(policy)?;
+        }
         self.vsock.as_ref().map_or(Ok(()), VsockConfig::validate).map_err(refused("vsock cid"))
+    }
+}
+
+/// Checks a policy.
+///
+/// # Errors
+/// [`Error::Config`]: a rule contradicts another one, or the device cannot enforce it.
+pub(crate) fn check_policy(policy: &Policy) -> Result<()> {
+    policy.check().map_err(|problem| Error::config("policy", problem.to_string()))?;
+    let is_of_names = |rule: &&Rule| matches!(rule.target, Target::Names(_));
+    match policy.allow.iter().chain(&policy.deny).find(is_of_names) {
+        Some(rule) => {
+            let problem = format!("rule \"{rule}\": rules by name are not possible yet; give networks");
+            Err(Error::config("policy", problem))
+        }
+        None => Ok(()),
     }
 }
 

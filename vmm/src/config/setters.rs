@@ -1,6 +1,8 @@
 //! Constructors and setters of the configuration, for programs. A field that no setter changes has the
 //! default of a configuration file.
 
+use volt_policy::Policy;
+
 use super::devices::{
     BalloonConfig, Bucket, Cache, ConsoleConfig, Devices, DiskConfig, Engine, NetBackend, NetConfig,
     RateLimit, VsockConfig,
@@ -107,6 +109,13 @@ impl Devices {
     #[must_use]
     pub fn metadata(mut self, metadata: MetadataConfig) -> Self {
         self.metadata = Some(metadata);
+        self
+    }
+
+    /// Targets that the guest may reach through its network interfaces.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = Some(policy);
         self
     }
 

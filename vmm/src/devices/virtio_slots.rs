@@ -9,7 +9,7 @@ use super::virtio::VirtioDevice;
 use super::virtio::balloon::Balloon;
 use super::virtio::block::{Block, Gate};
 use super::virtio::console::VirtioConsole;
-use super::virtio::net::Net;
+use super::virtio::net::{self, Net};
 use super::virtio::rng::Rng;
 use super::virtio::transport;
 use super::virtio::transport::Transport;
@@ -115,8 +115,11 @@ fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<
         made.push((disk_name(&disk.id), block as _));
         step_done("  disk");
     }
+    let judge =
+        devices.policy.as_ref().filter(|_| !devices.networks.is_empty()).map(net::judge).transpose()?;
     for network in &devices.networks {
         let mut net = Net::open(network)?;
+        net.obey(network, judge.as_ref());
         let serves = |metadata: &&MetadataConfig| metadata.networks.contains(&network.id);
         if let Some(metadata) = devices.metadata.as_ref().filter(serves) {
             net.serve_metadata(metadata);

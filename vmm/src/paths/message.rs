@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use volt_policy::IpNet;
 
 use super::call::{PathCall, PathText};
 use super::program::{ProgramPattern, ProgramStart};
@@ -73,6 +74,8 @@ pub(super) enum Request {
     HolderOfTap { name: String },
     /// Tells which process listens at a TCP port.
     HolderOfPort { port: u16 },
+    /// Lists the addresses of the host.
+    HostAddresses,
 }
 
 /// An answer.
@@ -89,6 +92,7 @@ pub(super) enum Answer {
     Path(PathText),
     Text(String),
     Holder(Option<Holder>),
+    Addresses(Vec<IpNet>),
     /// The program runs in this process. A descriptor of it lies beside it.
     Started {
         pid: u32,

@@ -31,12 +31,14 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::fs::{Dir, OFlags, ResolveFlags};
+use volt_policy::IpNet;
 
 pub use ahead::OpenedAhead;
 pub use call::PagerSocket;
 use call::{Answer, PathCall, PathText};
 
 use crate::holders::{self, Holder};
+use crate::host_addresses;
 use crate::sockets::{self, ListenOptions};
 
 thread_local! {
@@ -350,6 +352,14 @@ pub fn holder_of_tap(name: &str) -> Option<Holder> {
 /// The process that listens at a TCP port, if it can be found.
 pub fn holder_of_port(port: u16) -> Option<Holder> {
     if asks() { opener::holder_of_port(port) } else { holders::of_port(port) }
+}
+
+/// The addresses of the host.
+///
+/// # Errors
+/// They cannot be listed.
+pub fn host_addresses() -> io::Result<Vec<IpNet>> {
+    if asks() { opener::host_addresses() } else { host_addresses::list() }
 }
 
 /// Checks that a TCP port of 127.0.0.1 is free.

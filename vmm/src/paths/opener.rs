@@ -28,6 +28,7 @@ use std::sync::{Mutex, Once, OnceLock};
 
 use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+use volt_policy::IpNet;
 
 use super::call::{self, PathCall};
 use super::channel::{self, Channel};
@@ -239,6 +240,17 @@ pub(super) fn holder_of_port(port: u16) -> Option<Holder> {
     holder(&Request::HolderOfPort { port }, &[])
 }
 
+/// The addresses of the host.
+///
+/// # Errors
+/// The starter has ended, or cannot list them.
+pub(super) fn host_addresses() -> io::Result<Vec<IpNet>> {
+    match ask(&Request::HostAddresses, &[])? {
+        (Answer::Addresses(addresses), _) => Ok(addresses),
+        _ => Err(channel::ended()),
+    }
+}
+
 fn holder(request: &Request, beside: &[BorrowedFd<'_>]) -> Option<Holder> {
     match ask(request, beside) {
         Ok((Answer::Holder(holder), _)) => holder,
@@ -264,7 +276,8 @@ fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<
         | Request::Detach { .. }
         | Request::HolderOfLock
         | Request::HolderOfTap { .. }
-        | Request::HolderOfPort { .. } => lock(&processes.starter),
+        | Request::HolderOfPort { .. }
+        | Request::HostAddresses => lock(&processes.starter),
         _ => lock(&processes.opener),
     };
     channel.ask(request, beside)

@@ -28,7 +28,7 @@ use super::program::ProgramPattern;
 use super::rules::{Bounds, Pinned, Rules};
 use super::started::Started;
 use crate::error::{Error, Result, report};
-use crate::holders;
+use crate::{holders, host_addresses};
 
 /// An answer, and the descriptor beside it. Absent for a request without one.
 type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
@@ -261,6 +261,7 @@ impl Server for Starter {
                 Ok(Some((Answer::Holder(holders::of_lock(&file.into())), None)))
             }
             Request::HolderOfPort { port } => Ok(Some((Answer::Holder(holders::of_port(port)), None))),
+            Request::HostAddresses => Ok(Some((Answer::Addresses(host_addresses::list()?), None))),
             Request::HolderOfTap { name } => Ok(Some((Answer::Holder(holders::of_tap(&name)), None))),
             Request::AllowProgram(program) => {
                 self.programs.allow(program);

@@ -3,10 +3,13 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
+use volt_policy::Policy;
+
 use crate::config::FileRef;
 use crate::config::devices::{DiskConfig, RateLimit};
 use crate::devices::virtio::balloon::Hinting;
 use crate::devices::virtio::block::Replacement;
+use crate::devices::virtio::net::judge;
 use crate::devices::virtio_slots::disk_name;
 use crate::error::{Error, Result};
 use crate::machine::balloon::BalloonStatus;
@@ -199,6 +202,28 @@ impl Vm {
                 }
             });
             platform.wake(&format!("net-{id}"));
+            Ok(())
+        })
+    }
+
+    /// Changes the policy of all network interfaces. Connections that it denies end at their next packet.
+    /// Without a policy, all passes. Snapshots keep it.
+    ///
+    /// # Errors
+    /// The policy is refused, or the host's addresses cannot be listed.
+    pub fn set_policy(&self, policy: Option<Policy>) -> Result<()> {
+        let judge = policy.as_ref().map(judge).transpose()?;
+        self.machine.on_platform(|platform| {
+            let mut networks = Vec::new();
+            self.machine.change_config(|devices| {
+                devices.policy = policy;
+                networks = devices.networks.clone();
+            });
+            for config in &networks {
+                if let Some(network) = platform.networks().get(&config.id) {
+                    lock(network).obey(config, judge.as_ref());
+                }
+            }
             Ok(())
         })
     }

@@ -290,6 +290,7 @@ pub(crate) fn describe(devices: Devices, root: Option<&RootDevice>) -> Value {
         disks,
         networks,
         metadata,
+        policy,
         vsock,
         rng,
         rng_limit,
@@ -322,6 +323,9 @@ pub(crate) fn describe(devices: Devices, root: Option<&RootDevice>) -> Value {
     if on_cmdline {
         described["devices_on_cmdline"] = json!(true);
     }
+    if let Some(policy) = policy {
+        described["policy"] = json!(policy);
+    }
     described
 }
 
@@ -352,6 +356,7 @@ mod tests {
     use serde::de::DeserializeOwned;
     use volt_vmm::config::devices::{BalloonConfig, Bucket};
     use volt_vmm::config::metadata::MetadataConfig;
+    use volt_vmm::policy::Policy;
 
     use super::*;
     use crate::rest::firecracker::names::testing::{files, through_a_body};
@@ -444,6 +449,7 @@ mod tests {
             networks in proptest::collection::vec(networks(), 0..3),
             balloon in proptest::option::of(balloons()),
             has_metadata: bool,
+            has_policy: bool,
             cid: Option<u32>,
             rng: bool,
             rng_limit in limits(),
@@ -459,6 +465,7 @@ mod tests {
                 disks,
                 networks,
                 metadata,
+                policy: has_policy.then(Policy::default),
                 vsock,
                 rng,
                 rng_limit,
@@ -483,6 +490,7 @@ mod tests {
             disks: part::<Vec<Drive>>(description, "drives").into_iter().map(DiskConfig::from).collect(),
             networks: networks.into_iter().map(|network| NetConfig::try_from(network).unwrap()).collect(),
             metadata: part::<Option<MmdsConfig>>(description, "mmds-config").map(MetadataConfig::from),
+            policy: part(description, "policy"),
             vsock: part::<Option<Vsock>>(description, "vsock").map(VsockConfig::from),
             rng: part::<Option<Entropy>>(description, "entropy").is_some(),
             rng_limit: part::<Option<Entropy>>(description, "entropy").unwrap_or_default().rate_limiter,

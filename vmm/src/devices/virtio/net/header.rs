@@ -1,6 +1,8 @@
 //! The header in front of each frame (virtio 1.2, section 5.1.6), which leaves work on the frame to the
 //! other side. A header passes only as far as the two sides agreed.
 
+use volt_policy::{Offload, Version};
+
 use super::feature;
 
 /// Bytes of the header.
@@ -56,6 +58,17 @@ impl Header {
         let mut passed = self.checked(features & feature::CSUM != 0, tso4, tso6, len)?;
         passed.flags &= NEEDS_CSUM;
         Some(passed)
+    }
+
+    /// The work that the header leaves to the other side.
+    pub fn offload(self) -> Offload {
+        let checksum = (self.flags & NEEDS_CSUM != 0).then_some((self.csum_start, self.csum_offset));
+        let segments = match self.gso_type {
+            TCPV4 => Some(Version::V4),
+            TCPV6 => Some(Version::V6),
+            _ => None,
+        };
+        Offload { checksum, segments }
     }
 
     /// Returns the header for the guest of a frame of `len` bytes from the backend. Returns `None` if the

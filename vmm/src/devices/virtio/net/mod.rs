@@ -5,6 +5,7 @@
 //!  driver                           Backend ──┤
 //!            queue 0 <──receive───            └── passt: a process that needs no privileges
 //!                 │
+//!                 ├── guard: lets through what the VM's policy allows, if it has one
 //!                 └── metadata: a service of the device itself, if the VM has one
 //! ```
 //!
@@ -14,23 +15,27 @@
 //! later frame either.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
+use volt_policy::{Judge, Policy};
 
 use super::watch::Watch;
 use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
-use crate::config::devices::{NetBackend, NetConfig, RateLimit};
+use crate::config::devices::{NetBackend, NetConfig, RateLimit, check_policy};
 use crate::config::metadata::MetadataConfig;
 use crate::config::network::Mac;
 use crate::counters::device::{DeviceOperations, OperationKind};
 use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result, report};
+use crate::paths;
 use crate::persist::Persist;
 
 mod backend;
 mod backoff;
+mod guard;
 mod header;
 pub(crate) mod metadata;
 pub(crate) mod passt;
@@ -44,6 +49,7 @@ mod transmit;
 mod wire;
 
 use backend::Backend;
+use guard::Guard;
 use metadata::MetadataService;
 use passt::Passt;
 use receive::Receiver;
@@ -93,6 +99,7 @@ pub struct Net {
     receiver: Receiver,
     transmitter: Transmitter,
     service: Option<Box<MetadataService>>,
+    guard: Option<Box<Guard>>,
     /// The backend is alive.
     connected: bool,
     log: LogLimit,
@@ -100,6 +107,21 @@ pub struct Net {
     mac: Mac,
     mtu: Option<u16>,
     link: bool,
+}
+
+/// The parts of the device that frames pass.
+#[derive(Debug, Default)]
+struct Own<'a> {
+    service: Option<&'a mut MetadataService>,
+    guard: Option<&'a mut Guard>,
+}
+
+impl Own<'_> {
+    /// The next frame for the guest that no backend has sent.
+    fn next_frame(&mut self) -> Option<Vec<u8>> {
+        let of_service = self.service.as_mut().and_then(|service| service.next_frame());
+        of_service.or_else(|| self.guard.as_mut()?.next_answer())
+    }
 }
 
 /// State that the guest knows.
@@ -134,6 +156,18 @@ impl From<NextTurn> for TurnEnd {
     }
 }
 
+/// Makes a policy ready for all interfaces of a VM. It closes the addresses of this host.
+///
+/// # Errors
+/// The policy is refused, or the host's addresses cannot be listed.
+pub(crate) fn judge(policy: &Policy) -> Result<Arc<Judge>> {
+    check_policy(policy)?;
+    let of_host = paths::host_addresses()
+        .map_err(|source| Error::host("list the addresses of this host, which a policy closes", source))?;
+    let judge = Judge::new(policy, of_host);
+    judge.map(Arc::new).map_err(|problem| Error::config("policy", problem.to_string()))
+}
+
 impl Net {
     /// Connects to the backend that `config` names.
     ///
@@ -164,6 +198,7 @@ impl Net {
             receiver: Receiver::new(&config.receive_limit),
             transmitter: Transmitter::new(&config.transmit_limit),
             service: None,
+            guard: None,
             connected: true,
             log: LogLimit::new(),
             mac,
@@ -175,6 +210,17 @@ impl Net {
     /// Answers requests to the metadata service.
     pub(crate) fn serve_metadata(&mut self, config: &MetadataConfig) {
         self.service = Some(Box::new(MetadataService::new(config, self.mtu)));
+    }
+
+    /// Lets through only what a policy allows. Without one, all passes.
+    pub(crate) fn obey(&mut self, config: &NetConfig, judge: Option<&Arc<Judge>>) {
+        match (&mut self.guard, judge) {
+            (Some(guard), Some(judge)) => guard.change(Arc::clone(judge)),
+            (_, judge) => {
+                let guard = |judge| Box::new(Guard::new(config, self.mac, Arc::clone(judge)));
+                self.guard = judge.map(guard);
+            }
+        }
     }
 
     /// Changes the rate limits of both directions.
@@ -200,14 +246,16 @@ impl Net {
         let mut next = NextTurn::Wait;
         let has_room = self.transmitter.blocked || self.has_unsent();
         if !ready || has_room && !self.transmitter.failing {
-            let service = self.service.as_deref_mut();
-            let turn_end = self.transmitter.turn(&mut *self.backend, service, self.connected, io)?;
+            let own = Own { service: self.service.as_deref_mut(), guard: self.guard.as_deref_mut() };
+            let turn_end = self.transmitter.turn(&mut *self.backend, own, self.connected, io)?;
             next = self.apply(turn_end, io);
         }
-        let answers = self.service.as_mut().is_some_and(|service| service.work(Instant::now()));
+        let mut answers = self.service.as_mut().is_some_and(|service| service.work(Instant::now()));
+        answers |= self.guard.as_ref().is_some_and(|guard| guard.has_answers());
         // The host may have answered the sent frames already. One interrupt for both is cheaper than two.
         if self.connected && (ready || answers || self.receiver.due || self.transmitter.has_sent) {
-            let turn_end = self.receiver.turn(&mut *self.backend, self.service.as_deref_mut(), io)?;
+            let own = Own { service: self.service.as_deref_mut(), guard: self.guard.as_deref_mut() };
+            let turn_end = self.receiver.turn(&mut *self.backend, own, io)?;
             next = next.sooner(self.apply(turn_end, io));
         }
         if let Some(service) = &mut self.service {
@@ -374,6 +422,7 @@ impl Persist for Net {
             receiver: _,
             transmitter: _,
             service: _,
+            guard: _,
             connected: _,
             log: _,
             mac,
@@ -388,6 +437,9 @@ impl Persist for Net {
         let NetState { mac, mtu, link } = state;
         self.reset_service();
         (self.mac, self.mtu, self.link) = (*mac, *mtu, *link);
+        if let Some(guard) = &mut self.guard {
+            guard.begin_anew(self.mac);
+        }
         Ok(())
     }
 }

@@ -14,14 +14,16 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
+use volt_policy::HEAD;
+
 use super::backend;
 use super::backend::Backend;
 use super::backoff::Backoff;
+use super::guard::Guard;
 use super::header;
 use super::header::Header;
-use super::metadata::MetadataService;
 use super::pieces::Pieces;
-use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
+use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, Own, TurnEnd, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::limiter::RateLimiter;
@@ -140,7 +142,7 @@ impl Receiver {
     pub fn turn(
         &mut self,
         backend: &mut dyn Backend,
-        mut service: Option<&mut MetadataService>,
+        mut own: Own<'_>,
         io: &mut DeviceIo<'_>,
     ) -> Result<TurnEnd, DeviceFailed> {
         let memory = io.ram.guest();
@@ -152,8 +154,8 @@ impl Receiver {
             if frames == MAX_FRAMES_PER_TURN {
                 break TurnEnd::Again;
             }
-            let of_service = || service.as_mut()?.next_frame().map(WaitingFrame::new);
-            let starved = match self.waiting.take().or_else(of_service) {
+            let of_device = || own.next_frame().map(WaitingFrame::new);
+            let starved = match self.waiting.take().or_else(of_device) {
                 Some(waiting) => !self.deliver_waiting(waiting, &mut window, io)?,
                 None => {
                     if frames > 0 && self.expected > LONG_FRAME && !backend.may_have_frame() {
@@ -169,7 +171,11 @@ impl Receiver {
                             break TurnEnd::At(at);
                         }
                         let began = Instant::now();
-                        match self.read(backend, &window) {
+                        match self.read(backend, &window, own.guard.is_some()) {
+                            Ok(read) if !self.passes(&read, own.guard.as_deref_mut()) => {
+                                self.drop_frame(began, io);
+                                false
+                            }
                             Ok(read) => !self.deliver_read(&read, began, &mut window, io)?,
                             Err(error) if error.kind() == ErrorKind::Interrupted => false,
                             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -222,18 +228,31 @@ impl Receiver {
         at
     }
 
-    /// Reads a frame into the window and the spill memory, and its header apart.
-    fn read(&mut self, backend: &mut dyn Backend, window: &ChainWindow<'_>) -> io::Result<ReadFrame> {
+    /// Whether a guard lets a frame pass, if there is one.
+    fn passes(&self, read: &ReadFrame, guard: Option<&mut Guard>) -> bool {
+        let body = read.len.saturating_sub(header::LEN);
+        let head = &self.spill[..body.min(HEAD).min(self.spill.len())];
+        guard.is_none_or(|guard| guard.passes_in(head, body))
+    }
+
+    /// Reads a frame into the window and the spill memory, and its header apart. A frame that may not pass is
+    /// read into the spill memory alone.
+    fn read(
+        &mut self,
+        backend: &mut dyn Backend,
+        window: &ChainWindow<'_>,
+        is_guarded: bool,
+    ) -> io::Result<ReadFrame> {
         let mut header = [0; header::LEN];
         let mut into = Pieces::with_capacity(window.chains.len() + 2);
         into.push_own(&mut header);
-        let room = window.add_to(&mut into);
+        let room = if is_guarded { 0 } else { window.add_to(&mut into) };
         self.spill.resize(SPILL, 0);
         into.push_own(&mut self.spill);
         // An error may follow after a part of the window was written.
         let received = backend.receive(into).inspect_err(|_| window.written(room))?;
         self.backoff.succeeded();
-        window.written(received.saturating_sub(header::LEN));
+        window.written(received.saturating_sub(header::LEN).min(room));
         match received {
             0 => Err(ErrorKind::UnexpectedEof.into()),
             len => {

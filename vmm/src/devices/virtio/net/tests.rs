@@ -18,6 +18,7 @@ mod frames;
 mod idle;
 mod metadata;
 mod passt;
+mod policy;
 mod tap;
 
 const IN: usize = 0;

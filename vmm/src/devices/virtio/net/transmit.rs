@@ -5,14 +5,17 @@
 use std::io::{self, ErrorKind};
 use std::time::Instant;
 
+use volt_policy::HEAD;
+
 use super::backend;
 use super::backend::Backend;
 use super::backoff::Backoff;
+use super::guard::Guard;
 use super::header;
 use super::header::Header;
 use super::metadata::MetadataService;
 use super::pieces::Pieces;
-use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
+use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, Own, TurnEnd, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::Chain;
 use crate::devices::virtio::limiter::RateLimiter;
@@ -65,7 +68,7 @@ impl Transmitter {
     pub fn turn(
         &mut self,
         backend: &mut dyn Backend,
-        mut service: Option<&mut MetadataService>,
+        mut own: Own<'_>,
         connected: bool,
         io: &mut DeviceIo<'_>,
     ) -> Result<TurnEnd, DeviceFailed> {
@@ -85,7 +88,7 @@ impl Transmitter {
         }
         let (features, mut gone) = (io.features, None);
         let next = io.each_chain(QUEUE, MAX_FRAMES_PER_TURN, |mut chain| {
-            if let Some(service) = &mut service
+            if let Some(service) = &mut own.service
                 && connected
                 && serve(service, &mut chain, features)
             {
@@ -96,13 +99,16 @@ impl Transmitter {
             if let Err(at) = self.limiter.check(Instant::now(), bytes) {
                 return Ok(ChainOutcome::Kept(NextTurn::At(at)));
             }
-            let sent = if connected { send(backend, chain, features) } else { SendOutcome::Dropped };
+            let guard = own.guard.as_deref_mut();
+            let sent = if connected { send(backend, chain, guard, features) } else { SendOutcome::Dropped };
             let outcome = match sent {
                 SendOutcome::Sent => {
                     self.limiter.spend(bytes);
                     ChainOutcome::Done(0)
                 }
                 SendOutcome::Dropped => {
+                    // The verdict on a frame costs the host, too.
+                    self.limiter.spend(bytes);
                     self.dropped += 1;
                     ChainOutcome::Failed
                 }
@@ -152,12 +158,28 @@ fn passed_header(chain: &mut Chain<'_>, features: u64) -> Option<Header> {
     Header::from_bytes(header).for_host(features & feature::OFFLOAD, len)
 }
 
-fn send(backend: &mut dyn Backend, mut chain: Chain<'_>, features: u64) -> SendOutcome {
+fn send(
+    backend: &mut dyn Backend,
+    mut chain: Chain<'_>,
+    guard: Option<&mut Guard>,
+    features: u64,
+) -> SendOutcome {
     let Some(passed) = passed_header(&mut chain, features) else { return SendOutcome::Dropped };
+    let (mut head, mut judged) = ([0; HEAD], 0);
+    if let Some(guard) = guard {
+        let len = chain.readable.len();
+        judged = chain.readable.read(&mut head);
+        if !guard.passes_out(&head[..judged], len, passed.offload()) {
+            return SendOutcome::Dropped;
+        }
+    }
     loop {
         let mut header = passed.to_bytes();
         let mut frame = Pieces::default();
         frame.push_own(&mut header);
+        if judged > 0 {
+            frame.push_own(&mut head[..judged]);
+        }
         if !frame.push_guest(&chain.readable, 0) {
             return SendOutcome::Dropped; // more descriptors than any queue of the device has
         }

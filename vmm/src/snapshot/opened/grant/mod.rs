@@ -43,6 +43,7 @@ fn has_requests(metadata: &Metadata, devices: &Devices) -> bool {
         disks,
         networks,
         metadata: _,
+        policy: _,
         vsock,
         rng: _,
         rng_limit: _,

@@ -1,0 +1,45 @@
+//! `--allow`, `--deny` and their sisters: what a guest may reach.
+
+use clap::Args;
+use volt_vmm::policy::{Action, Denial, Policy, Rule};
+
+/// Policy of the network interfaces
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Network policy")]
+pub(super) struct PolicyArgs {
+    /// Let the guest reach this: [tcp:|udp:|icmp:]TARGET[:PORTS]. TARGET is a network (10.1.0.0/16,
+    /// [2001:db8::/32]), an address or * for all, and PORTS a list such as 80,8000-8100. It goes before any
+    /// --deny. Only a network inside a private, link-local or loopback range opens that. Repeatable
+    #[arg(long, value_name = "RULE")]
+    allow: Vec<Rule>,
+
+    /// Do not let the guest reach this, in the form of --allow. Repeatable
+    #[arg(long, value_name = "RULE")]
+    deny: Vec<Rule>,
+
+    /// Let the guest reach nothing but what --allow names
+    #[arg(long)]
+    default_deny: bool,
+
+    /// Answer to denied packets: reject (a reset or a message of ICMP) or drop (silence) [default: reject]
+    #[arg(long, value_name = "KIND", value_parser = denial)]
+    denial: Option<Denial>,
+}
+
+fn denial(text: &str) -> Result<Denial, &'static str> {
+    match text {
+        "reject" => Ok(Denial::Reject),
+        "drop" => Ok(Denial::Drop),
+        _ => Err("it is reject or drop"),
+    }
+}
+
+impl PolicyArgs {
+    /// The policy, if an option names a part of one.
+    pub(super) fn policy(self) -> Option<Policy> {
+        let Self { allow, deny, default_deny, denial } = self;
+        let is_given = !allow.is_empty() || !deny.is_empty() || default_deny || denial.is_some();
+        let default = if default_deny { Action::Deny } else { Action::Allow };
+        is_given.then(|| Policy { default, allow, deny, denial: denial.unwrap_or_default() })
+    }
+}

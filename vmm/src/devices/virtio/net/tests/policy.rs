@@ -1,0 +1,122 @@
+//! A policy between the guest and a backend.
+
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
+
+use volt_policy::{Judge, Policy};
+
+use super::*;
+use crate::sync::lock;
+
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const SYN: u8 = 2;
+const SYN_ACK: u8 = 0x12;
+const RST: u8 = 4;
+
+fn judge(policy: &str) -> Arc<Judge> {
+    let policy: Policy = serde_json::from_str(policy).unwrap();
+    Arc::new(Judge::new(&policy, []).unwrap())
+}
+
+fn guarded(wire: Wire, policy: &str) -> Net {
+    let config = config(NetBackend::Tap("unused".into()));
+    let mut net = Net::new(&config, [2; 6], Box::new(wire));
+    net.obey(&config, Some(&judge(policy)));
+    net
+}
+
+/// A segment between ports 4000 of the guest and 443 of the far side.
+fn segment(from: Ipv4Addr, to: Ipv4Addr, flags: u8) -> Vec<u8> {
+    let mut ip = [0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    ip[12..16].copy_from_slice(&from.octets());
+    ip[16..].copy_from_slice(&to.octets());
+    let sum: u32 = ip.as_chunks().0.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    let is_of_guest = from == GUEST;
+    let ports = if is_of_guest { [15, 160, 1, 187] } else { [1, 187, 15, 160] };
+    let macs = if is_of_guest { [[4; 6], [2; 6]] } else { [[2; 6], [4; 6]] };
+    let tcp = [0, 0, 0, 9, 0, 0, 0, 5, 0x50, flags, 0x10, 0, 0, 0, 0, 0];
+    [&macs.concat()[..], &[8, 0], &ip, &ports, &tcp].concat()
+}
+
+#[test]
+fn allowed_connection_passes_and_a_denied_one_is_reset_by_the_device() {
+    let (end, other) = wire();
+    let mut driver = Driver::new(guarded(end, r#"{"default":"deny","allow":["192.0.2.0/24:443"]}"#));
+    for _ in 0..4 {
+        driver.send(IN, &[Part::In(2000)]);
+    }
+    let denied = segment(GUEST, Ipv4Addr::new(203, 0, 113, 1), SYN);
+    let allowed = segment(GUEST, FAR, SYN);
+    for sent in [&denied, &allowed] {
+        driver.send(OUT, &[Part::Out(&with_header(sent))]);
+        driver.wait(OUT);
+    }
+    assert_eq!(next_on(&other), with_header(&allowed), "the backend gets no other frame");
+    let reset = next_in(&mut driver);
+    assert_eq!((&reset[26..30], reset[47] & RST), (&[203, 0, 113, 1][..], RST));
+    // An answer passes. A connection from outside does not.
+    other.send(&with_header(&segment(Ipv4Addr::new(192, 0, 2, 2), GUEST, SYN))).unwrap();
+    let answer = segment(FAR, GUEST, SYN_ACK);
+    other.send(&with_header(&answer)).unwrap();
+    assert_eq!(next_in(&mut driver), answer);
+}
+
+#[test]
+fn frame_in_pieces_is_judged_and_sent_whole() {
+    let (end, other) = wire();
+    let mut driver = Driver::new(guarded(end, "{}"));
+    let long = [segment(GUEST, FAR, SYN), vec![7; 900]].concat();
+    let mut whole = with_header(&long);
+    // The length of IPv4 is that of the segment: the rest is padding, which goes along.
+    driver.send(OUT, &[Part::Out(&whole[..20]), Part::Out(&whole[20..300]), Part::Out(&whole[300..])]);
+    driver.wait(OUT);
+    assert_eq!(next_on(&other), whole);
+    // A foreign address in the second piece.
+    whole[12 + 26] ^= 0x80;
+    driver.send(OUT, &[Part::Out(&whole[..20]), Part::Out(&whole[20..])]);
+    driver.wait(OUT);
+    driver.send(OUT, &[Part::Out(&with_header(&segment(GUEST, FAR, SYN)))]);
+    driver.wait(OUT);
+    assert_eq!(next_on(&other), with_header(&segment(GUEST, FAR, SYN)));
+}
+
+#[test]
+fn connections_end_with_a_restore() {
+    let (end, other) = wire();
+    let same = end.0.try_clone().unwrap();
+    let mut driver = Driver::new(guarded(end, "{}"));
+    driver.send(OUT, &[Part::Out(&with_header(&segment(GUEST, FAR, SYN)))]);
+    driver.wait(OUT);
+    next_on(&other);
+    driver.move_to(guarded(Wire(same), "{}"));
+    for _ in 0..2 {
+        driver.send(IN, &[Part::In(2000)]);
+    }
+    driver.send(OUT, &[Part::Out(&with_header(&segment(GUEST, FAR, 0x10)))]);
+    driver.wait(OUT);
+    let reset = next_in(&mut driver);
+    assert_eq!((&reset[26..30], reset[47]), (&FAR.octets()[..], RST));
+}
+
+#[test]
+fn policy_changes_while_the_guest_runs() {
+    let (end, other) = wire();
+    let device = Arc::new(Mutex::new(net(end)));
+    let mut driver = Driver::around(Arc::clone(&device) as _, !EVENT_IDX);
+    let send = |driver: &mut Driver, frame: &[u8]| {
+        driver.send(OUT, &[Part::Out(&with_header(frame))]);
+        driver.wait(OUT);
+    };
+    let opening = segment(GUEST, FAR, SYN);
+    send(&mut driver, &opening);
+    assert_eq!(next_on(&other), with_header(&opening));
+    let config = config(NetBackend::Tap("unused".into()));
+    lock(&device).obey(&config, Some(&judge(r#"{"default":"deny"}"#)));
+    send(&mut driver, &opening);
+    lock(&device).obey(&config, None);
+    send(&mut driver, &frame(1, 60));
+    assert_eq!(next_on(&other), with_header(&frame(1, 60)), "the frame between was denied");
+}
