@@ -13,8 +13,10 @@ use crate::rule::Protocol;
 /// Most connections of an interface.
 pub const MOST_CONNECTIONS: usize = 8192;
 /// How long an entry lasts without a packet: a TCP connection that is open (Linux probes an idle one after
-/// two hours, tcp(7)), one that opens (Linux gives up after 127 s), one that has ended, and others.
+/// two hours, tcp(7)), one that one side has ended, one that opens (Linux gives up after 127 s), one that
+/// has ended, and others.
 const OPEN: Duration = Duration::from_secs(3 * 3600);
+const HALF_OPEN: Duration = Duration::from_secs(300);
 const OPENING: Duration = Duration::from_secs(130);
 const ENDED: Duration = Duration::from_secs(60);
 const ANSWERED: Duration = Duration::from_secs(180);
@@ -66,7 +68,8 @@ impl Connection {
         let time = match self.state {
             State::Opening => OPENING,
             State::Open { guest_ended: true, far_ended: true } | State::Ended => ENDED,
-            State::Open { .. } => OPEN,
+            State::Open { guest_ended: false, far_ended: false } => OPEN,
+            State::Open { .. } => HALF_OPEN,
             State::Datagram { is_answered: true } => ANSWERED,
             State::Datagram { is_answered: false } => ASKED,
         };
@@ -91,6 +94,8 @@ impl Connection {
     fn follow(&mut self, flags: Flags, is_of_guest: bool) {
         self.state = match self.state {
             _ if flags.rst => State::Ended,
+            // The guest has not taken the far side's reset for one of its connection.
+            State::Ended if is_of_guest && flags.ack => State::Open { guest_ended: false, far_ended: false },
             // The side that was asked to open answers.
             State::Opening if is_of_guest == self.is_inbound => {
                 State::Open { guest_ended: false, far_ended: false }
@@ -134,6 +139,10 @@ impl Connections {
         let Some(entry) = self.entries.get_mut(ends) else { return false };
         let opens = segment.is_some_and(|segment| segment.flags.syn && !segment.flags.ack);
         let is_opener = entry.is_inbound == (side == Side::Far);
+        if opens && side == Side::Far && !entry.is_inbound {
+            // No answer to the guest, and no reason to forget the guest's connection.
+            return false;
+        }
         if entry.expires <= now || opens && (!is_opener || entry.state != State::Opening) {
             // A new connection over an old one is judged as such.
             self.entries.remove(ends);
@@ -219,7 +228,7 @@ mod tests {
             (&[][..], 130),
             (&[(Guest, SYN)][..], 130),
             (&[(Far, SYN_ACK), (Guest, ACK)], 3 * 3600),
-            (&[(Far, SYN_ACK), (Guest, FIN)], 3 * 3600),
+            (&[(Far, SYN_ACK), (Guest, FIN)], 300),
             (&[(Far, SYN_ACK), (Guest, FIN), (Far, FIN)], 60),
             (&[(Far, SYN_ACK), (Far, RST)], 60),
         ] {
@@ -289,6 +298,21 @@ mod tests {
                 assert_eq!(table.follow(&ends, Side::Guest, None, after(start, seconds)), is_known);
             }
         }
+    }
+
+    #[test]
+    fn far_side_ends_no_connection_by_a_lone_segment() {
+        let start = Instant::now();
+        let ends = ends(Protocol::Tcp, 4000, 1);
+        let mut table = Connections::default();
+        table.begin(ends, Side::Guest, start);
+        assert!(table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start));
+        assert!(!table.follow(&ends, Side::Far, Some(&segment(SYN)), start));
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), start));
+        // A reset with a wrong number: the guest goes on, and so does the entry.
+        assert!(table.follow(&ends, Side::Far, Some(&segment(RST)), start));
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), start));
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), after(start, 3600)));
     }
 
     #[test]

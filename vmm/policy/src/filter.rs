@@ -191,7 +191,11 @@ impl Filter {
                 return Outcome::Pass;
             }
             Kind::Message if self.is_about_connection(packet, head, now) => return Outcome::Pass,
-            Kind::Dhcp | Kind::Message | Kind::Other => return Outcome::Stop(Cause::Unknown, None),
+            Kind::Dhcp => match ends_for_guest(packet) {
+                Some(ends) => (ends, None),
+                None => return Outcome::Stop(Cause::Unknown, None),
+            },
+            Kind::Message | Kind::Other => return Outcome::Stop(Cause::Unknown, None),
             Kind::Of(ends) => match packet.transport {
                 Transport::Tcp(segment) => (ends, Some(segment)),
                 _ => (ends, None),
@@ -280,7 +284,8 @@ impl Filter {
     /// Remembers an address on the link: the hop limit has proved it.
     fn remember(&mut self, address: IpAddr) {
         let IpAddr::V6(v6) = address else { return };
-        if self.interface.addresses.is_some() || is_link_local(v6) || v6.is_unspecified() {
+        let is_of_no_use = is_link_local(v6) || v6.is_unspecified() || v6.is_multicast();
+        if self.interface.addresses.is_some() || is_of_no_use {
             return;
         }
         self.neighbours.retain(|other| *other != v6);
@@ -426,25 +431,24 @@ fn outgoing_kind(packet: &Packet) -> Kind {
 }
 
 fn incoming_kind(packet: &Packet) -> Kind {
-    let (far, guest) = (packet.source, packet.target);
     match packet.transport {
-        Transport::Tcp(segment) => Kind::Of(Ends {
-            protocol: Protocol::Tcp,
-            guest: (guest, segment.target),
-            far: (far, segment.source),
-        }),
         // From a server to a client: the guest's port comes first.
-        Transport::Udp { source, target } if is_dhcp_answer([target, source], far) => Kind::Dhcp,
-        Transport::Udp { source, target } => {
-            Kind::Of(Ends { protocol: Protocol::Udp, guest: (guest, target), far: (far, source) })
-        }
-        Transport::Icmp { kind, identifier, .. } if is_echo_reply(packet, kind) => {
-            Kind::Of(Ends { protocol: Protocol::Icmp, guest: (guest, identifier), far: (far, 0) })
-        }
+        Transport::Udp { source, target } if is_dhcp_answer([target, source], packet.source) => Kind::Dhcp,
         Transport::Icmp { kind, .. } if is_discovery(packet, kind, GOT) => Kind::Discovery,
-        Transport::Icmp { .. } => Kind::Message,
-        Transport::Other(_) => Kind::Other,
+        Transport::Icmp { kind, .. } if !is_echo_reply(packet, kind) => Kind::Message,
+        _ => ends_for_guest(packet).map_or(Kind::Other, Kind::Of),
     }
+}
+
+/// The ends of the connection that a packet for the guest belongs to.
+fn ends_for_guest(packet: &Packet) -> Option<Ends> {
+    let (protocol, guest, far) = match packet.transport {
+        Transport::Tcp(segment) => (Protocol::Tcp, segment.target, segment.source),
+        Transport::Udp { source, target } => (Protocol::Udp, target, source),
+        Transport::Icmp { identifier, .. } => (Protocol::Icmp, identifier, 0),
+        Transport::Other(_) => return None,
+    };
+    Some(Ends { protocol, guest: (packet.target, guest), far: (packet.source, far) })
 }
 
 /// Whether a datagram is one of a client of DHCP to all servers of its link. One to a single server could

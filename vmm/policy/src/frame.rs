@@ -195,7 +195,7 @@ impl Frame {
         let content = match ethernet.ether_type() {
             ether_type::ARP => arp(rest).map(Content::Arp),
             ether_type::IPV4 => ipv4(rest, left).map(Content::Packet),
-            ether_type::IPV6 => match groups(rest) {
+            ether_type::IPV6 => match groups(rest, left, ethernet.destination()) {
                 Some(groups) => Ok(groups),
                 None => ipv6(rest, left).map(Content::Packet),
             },
@@ -264,21 +264,23 @@ fn ipv6(bytes: &[u8], left: usize) -> Result<Packet, Malformed> {
 
 /// A message about groups, in the one form that it has: a hop-by-hop header with nothing but a router alert
 /// (RFC 2711), one hop, from an address of the link to a group of the link.
-fn groups(bytes: &[u8]) -> Option<Content> {
+fn groups(bytes: &[u8], left: usize, mac: Mac) -> Option<Content> {
     /// The header, behind which ICMPv6 comes.
     const ALERT: [u8; 8] = [58, 0, 5, 2, 0, 0, 1, 0];
-    /// Most bytes of the message, of which a report of some groups needs few.
-    const LONGEST: u16 = 256;
+    /// Fewest and most bytes behind the header of IPv6: a report has 20 for each group.
+    const LENGTHS: std::ops::RangeInclusive<usize> = 16..=1460;
     let header = Ipv6HeaderSlice::from_slice(bytes).ok()?;
     let rest = bytes.get(header.slice().len()..)?;
     let (source, target) = (header.source_addr(), header.destination_addr());
     let is_near = header.hop_limit() == 1
         && (source.is_unspecified() || is_link_local(source))
         && target.segments()[0] == 0xff02;
-    let is_short = header.payload_length() <= LONGEST;
+    let (len, [.., a, b, c, d]) = (usize::from(header.payload_length()), target.octets());
+    let is_whole = LENGTHS.contains(&len) && header.slice().len() + len == left;
+    let is_near = is_near && mac == [0x33, 0x33, a, b, c, d];
     let has_alert = header.next_header() == ip_number::IPV6_HEADER_HOP_BY_HOP && rest.starts_with(&ALERT);
     let kind = *rest.get(ALERT.len())?;
-    (is_near && is_short && has_alert).then_some(Content::Groups { source, kind })
+    (is_near && is_whole && has_alert).then_some(Content::Groups { source, kind })
 }
 
 /// Reads the header above IP, of `len` bytes of which `bytes` are known. `icmp` is the number of this

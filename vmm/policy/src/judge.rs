@@ -349,6 +349,23 @@ mod tests {
     }
 
     #[test]
+    fn private_network_of_the_host_does_not_open_the_host() {
+        let policy = serde_json::from_str(r#"{"allow":["10.1.0.0/16","fd00::/8"]}"#).unwrap();
+        let host = ["10.1.0.5", "fd00::5", "fe80::5"].map(|address| address.parse::<IpAddr>().unwrap());
+        let judge = Judge::new(&policy, host.map(IpNet::from)).unwrap();
+        for (target, verdict) in [
+            ("10.1.0.5", "deny: address of the host"),
+            ("10.1.0.6", "allow: rule 10.1.0.0/16"),
+            ("fd00::5", "deny: address of the host"),
+            ("fd00::6", "allow: rule fd00::/8"),
+        ] {
+            assert_eq!(address(&judge, Tcp, target, 22), verdict, "{target}");
+        }
+        assert!(host.into_iter().all(|address| judge.is_foreign(address)));
+        assert!(!judge.is_foreign("10.1.0.6".parse().unwrap()));
+    }
+
+    #[test]
     fn names_are_allowed_by_the_narrowest_rule() {
         let judge = judge(
             r#"{"default":"deny","allow":["example.org:443","*.example.org:443","api.test"],

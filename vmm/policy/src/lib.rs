@@ -41,4 +41,4 @@ pub use policy::{Action, Denial, MOST_RULES, Policy};
 pub use ports::Ports;
 pub use request_head::{BodyLength, HeadStart, LONGEST_HEAD, RequestHead, read_head};
 pub use rule::{Protocol, Rule, Target};
-pub use special::{Range, RangeKind, is_closed_everywhere};
+pub use special::{Range, RangeKind};

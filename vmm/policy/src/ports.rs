@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Most ranges of a rule.
+const MOST_RANGES: usize = 64;
+
 /// Ranges of ports, sorted and apart from each other. An empty list means any port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ports(Vec<(u16, u16)>);
@@ -24,13 +27,17 @@ impl Ports {
                 _ => joined.push((first, last)),
             }
         }
+        if joined.len() > MOST_RANGES {
+            return Err(format!("a rule has at most {MOST_RANGES} ranges of ports; write another one"));
+        }
         Ok(Self(joined))
     }
 
     /// Whether a port is among them.
     #[must_use]
     pub fn has(&self, port: u16) -> bool {
-        self.is_any() || self.0.iter().any(|&(first, last)| (first..=last).contains(&port))
+        let before = self.0.partition_point(|&(_, last)| last < port);
+        self.is_any() || self.0.get(before).is_some_and(|&(first, _)| first <= port)
     }
 
     /// Whether all ports are.
@@ -106,6 +113,7 @@ mod tests {
             ("http", "\"http\" is no port"),
             ("90-80", "write 80-90"),
             ("1-2-3", "\"2-3\" is no port"),
+            (&(1..=65).map(|port| (2 * port).to_string()).collect::<Vec<_>>().join(","), "at most 64 ranges"),
         ] {
             let problem = Ports::parse(given).unwrap_err();
             assert!(problem.contains(words), "{given:?}: {problem}");

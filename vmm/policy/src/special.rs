@@ -115,12 +115,6 @@ pub(crate) fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     [Some(address), other].into_iter().flatten()
 }
 
-/// Whether an address lies in a range that is closed on every host.
-#[must_use]
-pub fn is_closed_everywhere(address: IpAddr) -> bool {
-    RANGES.iter().any(|range| range.net.contains(&address))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
