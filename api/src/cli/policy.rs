@@ -5,7 +5,6 @@ use volt_vmm::policy::{Action, Denial, Policy, Rule};
 
 /// Policy of the network interfaces
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Network policy")]
 pub(super) struct PolicyArgs {
     /// Let the guest reach this: [tcp:|udp:|icmp:]TARGET[:PORTS]. TARGET is a network (10.1.0.0/16,
     /// [2001:db8::/32]), an address or * for all, and PORTS a list such as 80,8000-8100. It goes before any

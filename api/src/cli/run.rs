@@ -83,27 +83,28 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(super) image: ImageArgs,
 
-    #[command(flatten)]
+    // A heading lasts until the next one, or until an option's own.
+    #[command(flatten, next_help_heading = "Name and life")]
     pub(super) naming: NamingArgs,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Devices and network")]
     devices: DeviceArgs,
 
     /// Serve the REST API on this unix socket, through which snapshots are taken
-    #[arg(long, value_name = "SOCKET")]
+    #[arg(long, value_name = "SOCKET", help_heading = "Name and life")]
     pub(super) api_socket: Option<PathBuf>,
 
     /// Read the VM's configuration from this JSON file; options override the file. Example:
     /// {"boot": {"kernel": "vmlinux", "initrd": "init.cpio"}, "vcpus": 2, "memory_mib": 512}
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", help_heading = None)]
     config_file: Option<PathBuf>,
 
     /// With --confine strict: let the process open files in this directory while its guest runs, such as
     /// snapshots. Repeatable
-    #[arg(long = "allow-path", value_name = "DIR")]
+    #[arg(long = "allow-path", value_name = "DIR", help_heading = "Log and confinement")]
     allowed: Vec<PathBuf>,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Log and confinement")]
     log: LogArgs,
 
     #[command(flatten)]

@@ -82,23 +82,24 @@ fn forward_leads_into_a_vm_that_may_reach_nothing_and_the_policy_changes_at_run_
     stream.write_all(b"go\n").unwrap();
     stream.read_exact(&mut hello).unwrap();
     assert_eq!(&hello, b"hello\n");
-    let policy = r#"{"default":"deny","allow":["203.0.113.1:90"]}"#;
+    let policy = r#"{"policy":{"default":"deny","allow":["203.0.113.1:90"]}}"#;
     assert_eq!(ask("PUT", policy), (204, String::new()));
     scope(|scope| {
         echo(scope, &net.network, "203.0.113.1:90", &[3, 3]);
         reach(open, "hi\n");
         for (body, words) in [
-            (r#"{"allow":["10.1.2.3/16"]}"#, "write 10.1.0.0/16"),
-            (r#"{"allow":["example.org"]}"#, "rules by name are not possible yet"),
-            (r#"{"allow":["*"],"deny":["*"]}"#, "in both lists"),
+            (r#"{"policy":{"allow":["10.1.2.3/16"]}}"#, "write 10.1.0.0/16"),
+            (r#"{"policy":{"allow":["example.org"]}}"#, "rules by name are not possible yet"),
+            (r#"{"policy":{"allow":["*"],"deny":["*"]}}"#, "in both lists"),
+            ("{}", "missing field `policy`"),
         ] {
             let (status, answer) = ask("PUT", body);
             assert!(status == 400 && answer.contains(words), "{status}: {answer}");
         }
         reach(open, "hi\n");
     });
-    assert_eq!(ask("PUT", r#"{"deny":["*"]}"#), (204, String::new()));
+    assert_eq!(ask("PUT", r#"{"policy":{"deny":["*"]}}"#), (204, String::new()));
     reach(closed, "refused\n");
-    assert_eq!(ask("DELETE", ""), (204, String::new()));
+    assert_eq!(ask("PUT", r#"{"policy":null}"#), (204, String::new()));
     assert_eq!(ask("GET", ""), (200, r#"{"policy":null}"#.to_owned()));
 }

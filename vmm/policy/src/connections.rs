@@ -324,7 +324,7 @@ mod tests {
         assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN_ACK)), start));
         assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start));
         assert_eq!(table.len(), 0);
-        // Neither does the opener, once the connection is open.
+        // The opener begins nothing either, once the connection is open.
         table.begin(ends, Side::Guest, start);
         assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN)), start), "the same, sent again");
         assert!(table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start));

@@ -7,6 +7,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice, icmpv4, icmpv6, ip_number};
 use ipnet::Ipv6Net;
 
 use crate::connections::{Connections, Ends, Side};
-use crate::frame::{Arp, Content, Frame, ICMP, Mac, Malformed, Packet, Transport, is_link_local};
+use crate::frame::{Arp, Content, Frame, ICMP, Mac, Malformed, Packet, Segment, Transport, is_link_local};
 use crate::judge::{Judge, Reason, Verdict};
 use crate::offload::Offload;
 use crate::policy::Denial;
@@ -75,6 +76,25 @@ pub enum Cause {
     Full,
 }
 
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(why) => write!(f, "{why}"),
+            Self::Denied { protocol: None, far: (address, _), reason } => {
+                write!(f, "a protocol without rules to {address}: {reason}")
+            }
+            Self::Denied { protocol: Some(Protocol::Icmp), far: (address, _), reason } => {
+                write!(f, "icmp to {address}: {reason}")
+            }
+            Self::Denied { protocol: Some(protocol), far: (address, port), reason } => {
+                write!(f, "{} to {address} port {port}: {reason}", protocol.name())
+            }
+            Self::Unknown => f.write_str("of no connection"),
+            Self::Full => f.write_str("too many connections"),
+        }
+    }
+}
+
 /// The fate of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -96,17 +116,16 @@ pub struct Filter {
     neighbours: VecDeque<Ipv6Addr>,
 }
 
-/// A frame that needs no judgement, or the connection that it belongs to.
+/// Packets that have rules of their own.
 enum Kind {
     /// A client of DHCP and its servers.
     Dhcp,
     /// Neighbours and routers.
     Discovery,
-    Of(Ends),
-    /// A protocol that no rule names.
-    Other,
     /// A message of ICMP that is no echo.
     Message,
+    /// Any other packet: it belongs to a connection, or has a protocol without one.
+    Other,
 }
 
 fn drop_of(why: Malformed) -> Outcome {
@@ -163,13 +182,15 @@ impl Filter {
             Kind::Dhcp => drop_of(Malformed::Neighbour),
             Kind::Discovery => self.of_discovery(&frame, packet, head),
             _ if !self.may_send_from(packet.source) => drop_of(Malformed::Address),
-            Kind::Of(ends) => self.of_connection(&frame, packet, head, (ends, now)),
             Kind::Message => Outcome::Stop(Cause::Unknown, None),
-            Kind::Other => {
-                let denied =
-                    Cause::Denied { protocol: None, far: (packet.target, 0), reason: Reason::Default };
-                self.denied(denied, &frame, packet, head)
-            }
+            Kind::Other => match ends(packet, Side::Guest) {
+                Some(ends) => self.of_connection(&frame, packet, head, (ends, now)),
+                None => {
+                    let far = (packet.target, 0);
+                    let denied = Cause::Denied { protocol: None, far, reason: Reason::Default };
+                    self.denied(denied, &frame, packet, head)
+                }
+            },
         }
     }
 
@@ -184,24 +205,19 @@ impl Filter {
             Content::Groups { kind: QUERY, .. } | Content::Arp(_) => return Outcome::Pass,
             Content::Groups { .. } => return Outcome::Stop(Cause::Unknown, None),
         };
-        let (ends, segment) = match incoming_kind(packet) {
+        match incoming_kind(packet) {
             Kind::Dhcp if self.asks_until.is_some_and(|until| now < until) => return Outcome::Pass,
             Kind::Discovery => {
                 self.remember(packet.source);
                 return Outcome::Pass;
             }
             Kind::Message if self.is_about_connection(packet, head, now) => return Outcome::Pass,
-            Kind::Dhcp => match ends_for_guest(packet) {
-                Some(ends) => (ends, None),
-                None => return Outcome::Stop(Cause::Unknown, None),
-            },
-            Kind::Message | Kind::Other => return Outcome::Stop(Cause::Unknown, None),
-            Kind::Of(ends) => match packet.transport {
-                Transport::Tcp(segment) => (ends, Some(segment)),
-                _ => (ends, None),
-            },
-        };
-        if self.connections.follow(&ends, Side::Far, segment.as_ref(), now) {
+            Kind::Message => return Outcome::Stop(Cause::Unknown, None),
+            Kind::Dhcp | Kind::Other => {}
+        }
+        let Some(ends) = ends(packet, Side::Far) else { return Outcome::Stop(Cause::Unknown, None) };
+        let segment = segment(packet);
+        if self.connections.follow(&ends, Side::Far, segment, now) {
             return Outcome::Pass;
         }
         let opens = segment.is_some_and(|segment| segment.flags.syn && !segment.flags.ack);
@@ -221,10 +237,7 @@ impl Filter {
         head: &[u8],
         (ends, now): (Ends, Instant),
     ) -> Outcome {
-        let segment = match &packet.transport {
-            Transport::Tcp(segment) => Some(segment),
-            _ => None,
-        };
+        let segment = segment(packet);
         if self.connections.follow(&ends, Side::Guest, segment, now) {
             return Outcome::Pass;
         }
@@ -410,23 +423,11 @@ const REPORTS: [u8; 3] =
     [icmpv6::TYPE_MULTICAST_LISTENER_REPORT, icmpv6::TYPE_MULTICAST_LISTENER_REDUCTION, 143];
 
 fn outgoing_kind(packet: &Packet) -> Kind {
-    let (guest, far) = (packet.source, packet.target);
     match packet.transport {
-        Transport::Tcp(segment) => Kind::Of(Ends {
-            protocol: Protocol::Tcp,
-            guest: (guest, segment.source),
-            far: (far, segment.target),
-        }),
-        Transport::Udp { source, target } if is_dhcp([source, target], far) => Kind::Dhcp,
-        Transport::Udp { source, target } => {
-            Kind::Of(Ends { protocol: Protocol::Udp, guest: (guest, source), far: (far, target) })
-        }
-        Transport::Icmp { kind, identifier, .. } if reply::is_echo(packet, kind) => {
-            Kind::Of(Ends { protocol: Protocol::Icmp, guest: (guest, identifier), far: (far, 0) })
-        }
+        Transport::Udp { source, target } if is_dhcp([source, target], packet.target) => Kind::Dhcp,
         Transport::Icmp { kind, .. } if is_discovery(packet, kind, SENT) => Kind::Discovery,
-        Transport::Icmp { .. } => Kind::Message,
-        Transport::Other(_) => Kind::Other,
+        Transport::Icmp { kind, .. } if !reply::is_echo(packet, kind) => Kind::Message,
+        _ => Kind::Other,
     }
 }
 
@@ -436,19 +437,29 @@ fn incoming_kind(packet: &Packet) -> Kind {
         Transport::Udp { source, target } if is_dhcp_answer([target, source], packet.source) => Kind::Dhcp,
         Transport::Icmp { kind, .. } if is_discovery(packet, kind, GOT) => Kind::Discovery,
         Transport::Icmp { kind, .. } if !is_echo_reply(packet, kind) => Kind::Message,
-        _ => ends_for_guest(packet).map_or(Kind::Other, Kind::Of),
+        _ => Kind::Other,
     }
 }
 
-/// The ends of the connection that a packet for the guest belongs to.
-fn ends_for_guest(packet: &Packet) -> Option<Ends> {
-    let (protocol, guest, far) = match packet.transport {
-        Transport::Tcp(segment) => (Protocol::Tcp, segment.target, segment.source),
-        Transport::Udp { source, target } => (Protocol::Udp, target, source),
-        Transport::Icmp { identifier, .. } => (Protocol::Icmp, identifier, 0),
+/// The ends of the connection that a packet of this side belongs to.
+fn ends(packet: &Packet, side: Side) -> Option<Ends> {
+    let (protocol, from, to) = match packet.transport {
+        Transport::Tcp(segment) => (Protocol::Tcp, segment.source, segment.target),
+        Transport::Udp { source, target } => (Protocol::Udp, source, target),
+        Transport::Icmp { identifier, .. } if side == Side::Guest => (Protocol::Icmp, identifier, 0),
+        Transport::Icmp { identifier, .. } => (Protocol::Icmp, 0, identifier),
         Transport::Other(_) => return None,
     };
-    Some(Ends { protocol, guest: (packet.target, guest), far: (packet.source, far) })
+    let (from, to) = ((packet.source, from), (packet.target, to));
+    let (guest, far) = if side == Side::Guest { (from, to) } else { (to, from) };
+    Some(Ends { protocol, guest, far })
+}
+
+fn segment(packet: &Packet) -> Option<&Segment> {
+    match &packet.transport {
+        Transport::Tcp(segment) => Some(segment),
+        _ => None,
+    }
 }
 
 /// Whether a datagram is one of a client of DHCP to all servers of its link. One to a single server could

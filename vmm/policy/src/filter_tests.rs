@@ -153,10 +153,8 @@ fn stopped(outcome: &Outcome) -> (String, bool) {
         Outcome::Pass => ("pass".to_owned(), false),
         Outcome::Stop(cause, answer) => {
             let cause = match cause {
-                Cause::Malformed(why) => why.to_string(),
                 Cause::Denied { reason, .. } => reason.to_string(),
-                Cause::Unknown => "unknown".to_owned(),
-                Cause::Full => "full".to_owned(),
+                cause => cause.to_string(),
             };
             (cause, answer.is_some())
         }
@@ -169,13 +167,13 @@ fn connection_that_is_allowed_passes_both_ways_until_its_end() {
         let mut filter = filter("{}");
         let (there, ports) = (Path::to(target), [4000, 443]);
         let back = there.back();
-        assert_eq!(stopped(&into(&mut filter, &back.tcp([443, 4000], "SA"))).0, "unknown");
+        assert_eq!(stopped(&into(&mut filter, &back.tcp([443, 4000], "SA"))).0, "of no connection");
         assert_eq!(out(&mut filter, &there.tcp(ports, "S")), Outcome::Pass);
         assert_eq!(into(&mut filter, &back.tcp([443, 4000], "SA")), Outcome::Pass);
         assert_eq!(out(&mut filter, &there.tcp(ports, "A")), Outcome::Pass);
         // Another port or another machine is no part of it.
-        assert_eq!(stopped(&into(&mut filter, &back.tcp([444, 4000], "A"))).0, "unknown");
-        assert_eq!(stopped(&into(&mut filter, &back.tcp([443, 4001], "A"))).0, "unknown");
+        assert_eq!(stopped(&into(&mut filter, &back.tcp([444, 4000], "A"))).0, "of no connection");
+        assert_eq!(stopped(&into(&mut filter, &back.tcp([443, 4001], "A"))).0, "of no connection");
         assert_eq!(into(&mut filter, &back.tcp([443, 4000], "R")), Outcome::Pass);
         assert_eq!(filter.connections(), 1);
     }
@@ -187,10 +185,10 @@ fn datagrams_and_echoes_get_their_answers() {
     let there = Path::to(FAR);
     assert_eq!(out(&mut filter, &there.udp([5000, 123])), Outcome::Pass);
     assert_eq!(into(&mut filter, &there.back().udp([123, 5000])), Outcome::Pass);
-    assert_eq!(stopped(&into(&mut filter, &there.back().udp([124, 5000]))).0, "unknown");
+    assert_eq!(stopped(&into(&mut filter, &there.back().udp([124, 5000]))).0, "of no connection");
     assert_eq!(out(&mut filter, &there.icmp(8, b"ping")), Outcome::Pass);
     assert_eq!(into(&mut filter, &there.back().icmp(0, b"ping")), Outcome::Pass);
-    assert_eq!(stopped(&into(&mut filter, &there.back().icmp(8, b"ping"))).0, "unknown");
+    assert_eq!(stopped(&into(&mut filter, &there.back().icmp(8, b"ping"))).0, "of no connection");
     let there = Path::to(FAR6);
     assert_eq!(out(&mut filter, &there.icmp(128, b"ping")), Outcome::Pass);
     assert_eq!(into(&mut filter, &there.back().icmp(129, b"ping")), Outcome::Pass);
@@ -210,6 +208,25 @@ fn denied_packets_are_answered_unless_the_policy_drops_them() {
             }
         }
         assert_eq!(filter.connections(), 0);
+    }
+}
+
+#[test]
+fn cause_of_a_denial_names_the_far_side_and_the_rule() {
+    let mut filter = filter(r#"{"deny":["192.0.2.0/24"]}"#);
+    let mut other = Path::to(FAR).udp([1, 2]);
+    // SCTP, with the checksum of its header.
+    (other[23], other[24], other[25]) = (132, 0, 0);
+    let header = etherparse::Ipv4HeaderSlice::from_slice(&other[14..]).unwrap().to_header();
+    other[24..26].copy_from_slice(&header.calc_header_checksum().to_be_bytes());
+    for (frame, text) in [
+        (Path::to(FAR).udp([5000, 9]), "udp to 192.0.2.1 port 9: rule 192.0.2.0/24"),
+        (Path::to("10.0.0.1").tcp([5000, 9], "S"), "tcp to 10.0.0.1 port 9: private address"),
+        (Path::to(FAR).icmp(8, b""), "icmp to 192.0.2.1: rule 192.0.2.0/24"),
+        (other, "a protocol without rules to 192.0.2.1: no rule"),
+    ] {
+        let Outcome::Stop(cause, _) = out(&mut filter, &frame) else { panic!("{text}") };
+        assert_eq!(cause.to_string(), text);
     }
 }
 
@@ -319,7 +336,7 @@ fn link_is_configured_whatever_the_policy_says() {
     let (own, foreign) = (octets(OWN6), octets("fd76:6f6c:7401::2"));
     let solicited = "ff02::1:ff00:2";
     let offer = Path::between("10.118.111.2", "255.255.255.255").udp([67, 68]);
-    assert_eq!(stopped(&into(&mut filter, &offer)).0, "unknown", "the guest has not asked");
+    assert_eq!(stopped(&into(&mut filter, &offer)).0, "of no connection", "the guest has not asked");
     for frame in [
         Path::between("0.0.0.0", "255.255.255.255").udp(DHCP),
         Path::between("fe80::1", "ff02::1:2").udp(DHCP6),
@@ -345,7 +362,7 @@ fn link_is_configured_whatever_the_policy_says() {
         Path::between(gateway, OWN6).near().icmp(137, &[0; 32]),
         Path::between("2001:db8::2", "fe80::1").udp([547, 546]),
     ] {
-        assert_eq!(stopped(&into(&mut filter, &frame)).0, "unknown");
+        assert_eq!(stopped(&into(&mut filter, &frame)).0, "of no connection");
     }
 }
 
@@ -372,9 +389,9 @@ fn messages_of_the_link_have_one_form_and_one_place() {
         (near("fe80::2").icmp(136, &[&own[..], &option(2, GATEWAY)].concat()), "foreign neighbour"),
         (near("fe80::2").icmp(136, &[0; 4]), "wrong length"),
         (Path::between("2001:db8::9", solicited).near().icmp(135, &own), "foreign address"),
-        (Path::between(OWN6, solicited).icmp(135, &own), "unknown"),
-        (near("ff02::2").icmp(137, &own), "unknown"),
-        (near("ff02::1").icmp(134, &own), "unknown"),
+        (Path::between(OWN6, solicited).icmp(135, &own), "of no connection"),
+        (near("ff02::2").icmp(137, &own), "of no connection"),
+        (near("ff02::1").icmp(134, &own), "of no connection"),
         (Path::to("192.0.2.9").udp(DHCP), "no rule"),
         (Path::between("fe80::1", FAR6).udp(DHCP6), "no rule"),
         (Path { macs: [US, GATEWAY], ..asks }.udp(DHCP), "foreign neighbour"),
@@ -411,7 +428,7 @@ fn guest_reports_its_groups_in_the_usual_form() {
         assert_eq!(stopped(&out(&mut filter, &frame)).0, cause);
     }
     assert_eq!(into(&mut filter, &report(0, alert, 130, 1, "ff02::1")), Outcome::Pass);
-    assert_eq!(stopped(&into(&mut filter, &report(0, alert, 143, 1, "ff02::16"))).0, "unknown");
+    assert_eq!(stopped(&into(&mut filter, &report(0, alert, 143, 1, "ff02::16"))).0, "of no connection");
 }
 
 #[test]
@@ -497,9 +514,9 @@ fn resolver_is_open_to_questions_alone_and_a_rule_closes_it() {
 fn connection_from_outside_comes_through_a_forward_alone() {
     let mut filter = filter(r#"{"default":"deny"}"#);
     let inward = Path::to("10.118.111.2").back();
-    assert_eq!(stopped(&into(&mut filter, &inward.tcp([9000, 22], "S"))).0, "unknown");
-    assert_eq!(stopped(&into(&mut filter, &inward.tcp([9000, 80], "A"))).0, "unknown");
-    assert_eq!(stopped(&into(&mut filter, &inward.udp([9000, 80]))).0, "unknown");
+    assert_eq!(stopped(&into(&mut filter, &inward.tcp([9000, 22], "S"))).0, "of no connection");
+    assert_eq!(stopped(&into(&mut filter, &inward.tcp([9000, 80], "A"))).0, "of no connection");
+    assert_eq!(stopped(&into(&mut filter, &inward.udp([9000, 80]))).0, "of no connection");
     assert_eq!(into(&mut filter, &inward.tcp([9000, 80], "S")), Outcome::Pass);
     assert_eq!(out(&mut filter, &inward.back().tcp([80, 9000], "SA")), Outcome::Pass);
     assert_eq!(into(&mut filter, &inward.tcp([9000, 80], "A")), Outcome::Pass);
@@ -519,14 +536,14 @@ fn errors_about_a_connection_pass_and_others_do_not() {
             Path { macs: [GATEWAY, US], ..from }.icmp(kind, quoted)
         };
         let about = error(&sent[14..], kind);
-        assert_eq!(stopped(&into(&mut filter, &about)).0, "unknown");
+        assert_eq!(stopped(&into(&mut filter, &about)).0, "of no connection");
         assert_eq!(out(&mut filter, &sent), Outcome::Pass);
         assert_eq!(into(&mut filter, &about), Outcome::Pass);
         let other = there.udp([5001, 123]);
-        assert_eq!(stopped(&into(&mut filter, &error(&other[14..], kind))).0, "unknown");
+        assert_eq!(stopped(&into(&mut filter, &error(&other[14..], kind))).0, "of no connection");
         // A redirect would change the guest's routes.
-        assert_eq!(stopped(&into(&mut filter, &error(&sent[14..], 5))).0, "unknown");
-        assert_eq!(stopped(&into(&mut filter, &error(&sent[14..30], kind))).0, "unknown");
+        assert_eq!(stopped(&into(&mut filter, &error(&sent[14..], 5))).0, "of no connection");
+        assert_eq!(stopped(&into(&mut filter, &error(&sent[14..30], kind))).0, "of no connection");
     }
 }
 
@@ -542,14 +559,14 @@ fn changed_policy_ends_connections_that_it_denies() {
     filter.change(Arc::new(Judge::new(&policy, []).unwrap()));
     assert_eq!(out(&mut filter, &web.tcp([4000, 443], "A")), Outcome::Pass);
     assert_eq!(stopped(&out(&mut filter, &other.tcp([4000, 443], "A"))), ("no rule".to_owned(), true));
-    assert_eq!(stopped(&into(&mut filter, &other.back().tcp([443, 4000], "A"))).0, "unknown");
+    assert_eq!(stopped(&into(&mut filter, &other.back().tcp([443, 4000], "A"))).0, "of no connection");
 }
 
 #[test]
 fn segment_of_no_connection_is_reset() {
     let mut filter = filter("{}");
     let after_restore = Path::to(FAR).tcp([4000, 443], "A");
-    assert_eq!(stopped(&out(&mut filter, &after_restore)), ("unknown".to_owned(), true));
+    assert_eq!(stopped(&out(&mut filter, &after_restore)), ("of no connection".to_owned(), true));
 }
 
 #[test]

@@ -43,21 +43,6 @@ pub enum Malformed {
     Offload,
 }
 
-impl Malformed {
-    /// All causes, in the order of their counters.
-    pub const ALL: [Self; 9] = [
-        Self::Length,
-        Self::EtherType,
-        Self::Mac,
-        Self::Address,
-        Self::Checksum,
-        Self::Options,
-        Self::Fragment,
-        Self::Neighbour,
-        Self::Offload,
-    ];
-}
-
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -10,6 +10,9 @@
 //!                 └── Connections: what the guest began, and what came through a forward
 //! ```
 //!
+//! The network device asks the filter. It refuses rules by name so far, so nothing uses [`read_hello`],
+//! [`read_head`] and the verdicts on names yet.
+//!
 //! The crate decides, and does nothing: it has no socket, no thread and no clock.
 
 mod client_hello;

@@ -148,7 +148,10 @@ fn body(request: &Request<'_, '_>) -> Read<BodyLength> {
     match (only(request, "content-length")?, only(request, "transfer-encoding")?) {
         (Some(_), Some(_)) => Err("the request has two lengths"),
         (None, None) => Ok(BodyLength::Bytes(0)),
-        (None, Some(coding)) if coding.eq_ignore_ascii_case("chunked") => Ok(BodyLength::Chunked),
+        // A server of HTTP/1.0 may not know chunks, and take them for requests.
+        (None, Some(coding)) if coding.eq_ignore_ascii_case("chunked") && request.version == Some(1) => {
+            Ok(BodyLength::Chunked)
+        }
         (None, Some(_)) => Err("the request's transfer coding is unknown"),
         (Some(length), None) => match length.parse() {
             Ok(length) if length_is_plain(request) => Ok(BodyLength::Bytes(length)),
@@ -231,6 +234,7 @@ mod tests {
             ("GET / HTTP/1.1\r\nHost: a.test\r\nHTTP2-Settings: AA\r\n\r\n", "HTTP/2"),
             ("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", "twice"),
             ("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: +1\r\n\r\n", "no number"),
+            ("POST / HTTP/1.0\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n", "unknown"),
             ("POST / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "unknown"),
             (
                 "POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",

@@ -88,7 +88,7 @@ paths! {
     "/v1/vm/shutdown" => put(vm::shut_down);
     "/v1/vm/memory" => get(vm::memory);
     "/v1/vm/balloon" => get(vm::balloon);
-    "/v1/vm/network" => get(network::describe), put(network::change), delete(network::open);
+    "/v1/vm/network" => get(network::describe), put(network::change);
     "/v1/vm/events" => get(events::events);
     "/v1/vm/snapshots" => post(snapshots::create);
     "/v1/vm/snapshots/current" => get(snapshots::progress), delete(snapshots::cancel);

@@ -68,15 +68,11 @@ impl Guard {
     fn note(&mut self, outcome: Outcome, direction: &str) -> bool {
         let Outcome::Stop(cause, answer) = outcome else { return true };
         match &cause {
-            Cause::Denied { protocol, far: (address, port), reason } => {
-                let protocol = protocol.map_or("a protocol", |protocol| protocol.name());
+            Cause::Denied { .. } | Cause::Full => {
                 let name = &self.name;
-                self.log.warn(format_args!("{name}: denied: {protocol} to {address} port {port} ({reason})"));
+                self.log.warn(format_args!("{name}: a frame {direction} is dropped: {cause}"));
             }
-            Cause::Full => {
-                self.log.warn(format_args!("{}: too many connections: a new one is dropped", self.name));
-            }
-            Cause::Malformed(why) => log::debug!("{}: a frame {direction} is dropped: {why}", self.name),
+            Cause::Malformed(_) => log::debug!("{}: a frame {direction} is dropped: {cause}", self.name),
             Cause::Unknown => {}
         }
         // The guest asks again, or waits until its own limit.

@@ -267,9 +267,13 @@ impl Net {
         Ok(next)
     }
 
-    fn reset_service(&mut self) {
+    /// Forgets what the service and the guard know of the driver.
+    fn reset_own(&mut self) {
         if let Some(service) = &mut self.service {
             service.reset();
+        }
+        if let Some(guard) = &mut self.guard {
+            guard.begin_anew(self.mac);
         }
     }
 
@@ -405,7 +409,7 @@ impl VirtioDevice for Net {
     fn reset(&mut self) {
         self.stop_watching();
         self.receiver.reset();
-        self.reset_service();
+        self.reset_own();
     }
 }
 
@@ -435,11 +439,8 @@ impl Persist for Net {
     /// The guest keeps the address that it knows, and no connection to the metadata service.
     fn restore(&mut self, state: &NetState) -> Result<()> {
         let NetState { mac, mtu, link } = state;
-        self.reset_service();
         (self.mac, self.mtu, self.link) = (*mac, *mtu, *link);
-        if let Some(guard) = &mut self.guard {
-            guard.begin_anew(self.mac);
-        }
+        self.reset_own();
         Ok(())
     }
 }

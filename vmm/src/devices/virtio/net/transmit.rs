@@ -100,6 +100,7 @@ impl Transmitter {
                 return Ok(ChainOutcome::Kept(NextTurn::At(at)));
             }
             let guard = own.guard.as_deref_mut();
+            let is_judged = connected && guard.is_some();
             let sent = if connected { send(backend, chain, guard, features) } else { SendOutcome::Dropped };
             let outcome = match sent {
                 SendOutcome::Sent => {
@@ -107,8 +108,10 @@ impl Transmitter {
                     ChainOutcome::Done(0)
                 }
                 SendOutcome::Dropped => {
-                    // The verdict on a frame costs the host, too.
-                    self.limiter.spend(bytes);
+                    if is_judged {
+                        // The verdict on a frame costs the host, too.
+                        self.limiter.spend(bytes);
+                    }
                     self.dropped += 1;
                     ChainOutcome::Failed
                 }
