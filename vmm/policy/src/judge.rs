@@ -164,6 +164,16 @@ impl Judge {
         }
     }
 
+    /// Whether an address lies in a closed range of which no allowing network opens this part.
+    #[must_use]
+    pub fn is_closed(&self, address: IpAddr) -> bool {
+        forms(address).any(|form| {
+            let closed = self.closed_ranges(form);
+            let opens = |rule: &Rule| closed.iter().all(|range| lies_in(rule, range));
+            !closed.is_empty() && !self.allow.about_address(form).any(opens)
+        })
+    }
+
     /// Whether no guest has an address: it is the host's, or one that means no machine, or the guest itself.
     #[must_use]
     pub fn is_foreign(&self, address: IpAddr) -> bool {

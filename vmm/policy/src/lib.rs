@@ -17,6 +17,7 @@
 
 mod client_hello;
 mod connections;
+mod dns;
 mod error;
 mod filter;
 mod frame;
@@ -24,6 +25,7 @@ mod judge;
 mod name;
 mod nets;
 mod offload;
+mod pins;
 mod policy;
 mod ports;
 mod reply;
@@ -33,6 +35,7 @@ mod special;
 
 pub use client_hello::{ClientHello, HelloStart, LONGEST_HELLO, read_hello};
 pub use connections::MOST_CONNECTIONS;
+pub use dns::{Answered, Ask, Desk, MOST_UDP, Reply};
 pub use error::{Error, Result};
 pub use filter::{Cause, Filter, GuestAddresses, Interface, Outcome};
 pub use frame::{HEAD, Mac, Malformed};
@@ -40,6 +43,7 @@ pub use ipnet::IpNet;
 pub use judge::{Judge, Reason, Verdict};
 pub use name::{Name, NamePattern};
 pub use offload::{Offload, Version};
+pub use pins::SavedPin;
 pub use policy::{Action, Denial, MOST_RULES, Policy};
 pub use ports::Ports;
 pub use request_head::{BodyLength, HeadStart, LONGEST_HEAD, RequestHead, read_head};

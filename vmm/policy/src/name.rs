@@ -2,6 +2,9 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Longest name, without the last dot, and longest label (RFC 1035, section 2.3.4).
 const LONGEST: usize = 253;
@@ -43,6 +46,27 @@ impl Name {
     pub fn with_parents(&self) -> impl Iterator<Item = &str> {
         let after = self.0.match_indices('.').map(|(at, _)| &self.0[at + 1..]);
         std::iter::once(&self.0[..]).chain(after)
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+}
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).map_err(|problem| serde::de::Error::custom(format!("{text:?}: {problem}")))
     }
 }
 
