@@ -175,27 +175,27 @@ fn server_name(mut extension: Reader<'_>) -> Read<Name> {
     Name::parse(text).map_err(|_| "the server's name is no name")
 }
 
+/// Messages for tests.
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn vector(len_bytes: usize, content: &[u8]) -> Vec<u8> {
+pub(crate) mod testing {
+    /// Bytes behind their length, which takes so many bytes.
+    pub fn vector(len_bytes: usize, content: &[u8]) -> Vec<u8> {
         let len = content.len().to_be_bytes();
         [&len[len.len() - len_bytes..], content].concat()
     }
 
-    fn extension(kind: u16, content: &[u8]) -> Vec<u8> {
+    /// An extension.
+    pub fn extension(kind: u16, content: &[u8]) -> Vec<u8> {
         [&kind.to_be_bytes()[..], &vector(2, content)].concat()
     }
 
-    fn sni(name: &str) -> Vec<u8> {
+    /// The extension with a server's name.
+    pub fn sni(name: &str) -> Vec<u8> {
         extension(0, &vector(2, &[&[0][..], &vector(2, name.as_bytes())].concat()))
     }
 
     /// A message with these extensions.
-    fn message_of(extensions: &[Vec<u8>]) -> Vec<u8> {
+    pub fn message_of(extensions: &[Vec<u8>]) -> Vec<u8> {
         let body = [
             &[3, 3][..],
             &[7; 32],
@@ -209,10 +209,18 @@ mod tests {
     }
 
     /// Records of so many bytes of content.
-    fn records(message: &[u8], size: usize) -> Vec<u8> {
+    pub fn records(message: &[u8], size: usize) -> Vec<u8> {
         let record = |content: &[u8]| [&[22, 3, 1][..], &vector(2, content)].concat();
         message.chunks(size).flat_map(record).collect()
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::testing::{extension, message_of, records, sni, vector};
+    use super::*;
 
     fn whole(name: Option<&str>, has_encrypted: bool, len: usize) -> HelloStart {
         let name = name.map(|name| Name::parse(name).unwrap());

@@ -8,6 +8,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::frame::{Flags, Segment};
+use crate::hold::Hold;
+use crate::name::Name;
 use crate::rule::Protocol;
 
 /// Most connections of an interface.
@@ -52,10 +54,24 @@ enum State {
     },
 }
 
+/// How the packets of a connection go.
+#[derive(Debug)]
+pub enum Route {
+    /// They pass.
+    Direct,
+    /// The guest's first bytes are held.
+    Held(Box<Hold>),
+    /// The device ends the connection at itself, and makes another one to the far side.
+    Relayed,
+}
+
 /// A connection, as its packets tell.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Connection {
     state: State,
+    route: Route,
+    /// The name that it began with.
+    name: Option<Name>,
     /// The time of its last packet.
     last: Instant,
     expires: Instant,
@@ -133,21 +149,29 @@ impl Connections {
         self.entries.len()
     }
 
-    /// Follows a packet of a connection. Returns whether the table has it. A segment that opens a connection
-    /// anew, over one that has ended, is none of it.
-    pub fn follow(&mut self, ends: &Ends, side: Side, segment: Option<&Segment>, now: Instant) -> bool {
-        let Some(entry) = self.entries.get_mut(ends) else { return false };
+    /// Follows a packet of a connection. Returns how it goes, if the table has the connection. A segment that
+    /// opens a connection anew, over one that has ended, is none of it.
+    pub fn follow(
+        &mut self,
+        ends: &Ends,
+        side: Side,
+        segment: Option<&Segment>,
+        now: Instant,
+    ) -> Option<&mut Route> {
+        let entry = self.entries.get_mut(ends)?;
         let opens = segment.is_some_and(|segment| segment.flags.syn && !segment.flags.ack);
         let is_opener = entry.is_inbound == (side == Side::Far);
         if opens && side == Side::Far && !entry.is_inbound {
             // No answer to the guest, and no reason to forget the guest's connection.
-            return false;
+            return None;
         }
         if entry.expires <= now || opens && (!is_opener || entry.state != State::Opening) {
             // A new connection over an old one is judged as such.
             self.entries.remove(ends);
-            return false;
+            return None;
         }
+        // The borrow of `entry` ends here in one of the branches alone.
+        let entry = self.entries.get_mut(ends)?;
         match segment {
             Some(segment) => entry.follow(segment.flags, side == Side::Guest),
             None if !is_opener && matches!(entry.state, State::Datagram { .. }) => {
@@ -156,11 +180,11 @@ impl Connections {
             None => {}
         }
         entry.touch(now);
-        true
+        Some(&mut entry.route)
     }
 
     /// Adds a connection that `side` begins. Returns false if there is no room for it.
-    pub fn begin(&mut self, ends: Ends, side: Side, now: Instant) -> bool {
+    pub fn begin(&mut self, ends: Ends, side: Side, route: Route, now: Instant) -> bool {
         if self.entries.len() >= MOST_CONNECTIONS && !self.sweep(now) {
             return false;
         }
@@ -169,15 +193,46 @@ impl Connections {
             Protocol::Udp | Protocol::Icmp => State::Datagram { is_answered: false },
         };
         let is_inbound = side == Side::Far;
-        let mut connection = Connection { state, last: now, expires: now, is_inbound };
+        let mut connection = Connection { state, route, name: None, last: now, expires: now, is_inbound };
         connection.touch(now);
         self.entries.insert(ends, connection);
         true
     }
 
-    /// Removes the connections that the guest began and that `is_allowed` refuses.
-    pub fn retain(&mut self, mut is_allowed: impl FnMut(&Ends) -> bool) {
-        self.entries.retain(|ends, connection| connection.is_inbound || is_allowed(ends));
+    /// Lets the packets of a held connection pass: its name was judged, and the far side has it.
+    pub fn release(&mut self, ends: &Ends) {
+        if let Some(entry) = self.entries.get_mut(ends)
+            && let Route::Held(hold) = std::mem::replace(&mut entry.route, Route::Direct)
+        {
+            entry.name = hold.into_name();
+        }
+    }
+
+    /// How the packets of a connection go.
+    pub fn route(&mut self, ends: &Ends) -> Option<&mut Route> {
+        self.entries.get_mut(ends).map(|entry| &mut entry.route)
+    }
+
+    /// Forgets a connection.
+    pub fn remove(&mut self, ends: &Ends) {
+        self.entries.remove(ends);
+    }
+
+    /// Whether a connection that the guest began leads to an address.
+    pub fn lead_to(&self, address: IpAddr) -> bool {
+        self.entries.iter().any(|(ends, entry)| ends.far.0 == address && !entry.is_over())
+    }
+
+    /// Removes the connections that the guest began and that `is_allowed` refuses, by their ends, their
+    /// routes and their names.
+    pub fn retain(&mut self, mut is_allowed: impl FnMut(&Ends, &Route, Option<&Name>) -> bool) {
+        self.entries
+            .retain(|ends, entry| entry.is_inbound || is_allowed(ends, &entry.route, entry.name.as_ref()));
+    }
+
+    /// Ends the holds whose time is over.
+    pub fn end_late_holds(&mut self, now: Instant) {
+        self.entries.retain(|_, entry| !matches!(&entry.route, Route::Held(hold) if hold.is_late(now)));
     }
 
     /// Removes what has expired. If that gives no room, removes what has ended, was never answered, or is a
@@ -199,11 +254,11 @@ impl Connections {
 mod tests {
     use super::*;
 
-    const SYN: Flags = Flags { syn: true, ack: false, fin: false, rst: false };
-    const SYN_ACK: Flags = Flags { syn: true, ack: true, fin: false, rst: false };
-    const ACK: Flags = Flags { syn: false, ack: true, fin: false, rst: false };
-    const FIN: Flags = Flags { syn: false, ack: true, fin: true, rst: false };
-    const RST: Flags = Flags { syn: false, ack: false, fin: false, rst: true };
+    const SYN: Flags = Flags { syn: true, ack: false, fin: false, rst: false, urg: false };
+    const SYN_ACK: Flags = Flags { syn: true, ack: true, fin: false, rst: false, urg: false };
+    const ACK: Flags = Flags { syn: false, ack: true, fin: false, rst: false, urg: false };
+    const FIN: Flags = Flags { syn: false, ack: true, fin: true, rst: false, urg: false };
+    const RST: Flags = Flags { syn: false, ack: false, fin: false, rst: true, urg: false };
 
     fn ends(protocol: Protocol, port: u16, number: u32) -> Ends {
         let far = std::net::Ipv4Addr::from_bits(0xc000_0200 + number);
@@ -234,11 +289,11 @@ mod tests {
         ] {
             for (seconds, is_known) in [(lasts - 1, true), (lasts, false)] {
                 let mut table = Connections::default();
-                assert!(table.begin(ends, Guest, start));
+                assert!(table.begin(ends, Guest, Route::Direct, start));
                 for &(side, flags) in segments {
-                    assert!(table.follow(&ends, side, Some(&segment(flags)), start));
+                    assert!(table.follow(&ends, side, Some(&segment(flags)), start).is_some());
                 }
-                let found = table.follow(&ends, Guest, Some(&segment(ACK)), after(start, seconds));
+                let found = table.follow(&ends, Guest, Some(&segment(ACK)), after(start, seconds)).is_some();
                 assert_eq!(found, is_known, "{segments:?} {seconds}");
                 assert_eq!(table.len(), usize::from(is_known));
             }
@@ -250,11 +305,14 @@ mod tests {
         let start = Instant::now();
         let ends = ends(Protocol::Tcp, 4000, 1);
         let mut table = Connections::default();
-        table.begin(ends, Side::Guest, start);
-        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN)), start), "the same, sent again");
-        table.follow(&ends, Side::Far, Some(&segment(RST)), start);
-        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start));
-        assert!(!table.follow(&ends, Side::Far, Some(&segment(ACK)), start));
+        table.begin(ends, Side::Guest, Route::Direct, start);
+        assert!(
+            table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_some(),
+            "the same, sent again"
+        );
+        assert!(table.follow(&ends, Side::Far, Some(&segment(RST)), start).is_some());
+        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_some());
+        assert!(!table.follow(&ends, Side::Far, Some(&segment(ACK)), start).is_some());
     }
 
     #[test]
@@ -262,28 +320,28 @@ mod tests {
         let start = Instant::now();
         let mut table = Connections::default();
         let open = ends(Protocol::Tcp, 1, 0);
-        assert!(table.begin(open, Side::Guest, start));
-        assert!(table.follow(&open, Side::Far, Some(&segment(SYN_ACK)), start));
+        assert!(table.begin(open, Side::Guest, Route::Direct, start));
+        assert!(table.follow(&open, Side::Far, Some(&segment(SYN_ACK)), start).is_some());
         for number in 1..100_000 {
-            table.begin(ends(Protocol::Tcp, 4000, number), Side::Guest, start);
+            table.begin(ends(Protocol::Tcp, 4000, number), Side::Guest, Route::Direct, start);
         }
         assert_eq!(table.len(), MOST_CONNECTIONS);
-        assert!(table.follow(&open, Side::Guest, Some(&segment(ACK)), start), "an open one stays");
+        assert!(table.follow(&open, Side::Guest, Some(&segment(ACK)), start).is_some(), "an open one stays");
         // Datagrams in use fill it: each is answered.
         let fill = |table: &mut Connections, seconds| {
             for number in 0..100_000 {
                 let ends = ends(Protocol::Udp, 4000, number);
-                if table.begin(ends, Side::Guest, after(start, seconds)) {
-                    table.follow(&ends, Side::Far, None, after(start, seconds));
+                if table.begin(ends, Side::Guest, Route::Direct, after(start, seconds)) {
+                    assert!(table.follow(&ends, Side::Far, None, after(start, seconds)).is_some());
                 }
             }
         };
         fill(&mut table, 2);
         assert_eq!(table.len(), MOST_CONNECTIONS);
         let late = ends(Protocol::Udp, 1, 0);
-        assert!(!table.begin(late, Side::Guest, after(start, 4)));
-        assert!(table.begin(late, Side::Guest, after(start, 2 + 10)), "they were idle");
-        assert!(table.follow(&open, Side::Guest, Some(&segment(ACK)), after(start, 200)));
+        assert!(!table.begin(late, Side::Guest, Route::Direct, after(start, 4)));
+        assert!(table.begin(late, Side::Guest, Route::Direct, after(start, 2 + 10)), "they were idle");
+        assert!(table.follow(&open, Side::Guest, Some(&segment(ACK)), after(start, 200)).is_some());
     }
 
     #[test]
@@ -293,9 +351,9 @@ mod tests {
         for (is_answered, lasts) in [(false, 30), (true, 180)] {
             for (seconds, is_known) in [(lasts - 1, true), (lasts, false)] {
                 let mut table = Connections::default();
-                table.begin(ends, Side::Guest, start);
-                assert!(!is_answered || table.follow(&ends, Side::Far, None, start));
-                assert_eq!(table.follow(&ends, Side::Guest, None, after(start, seconds)), is_known);
+                table.begin(ends, Side::Guest, Route::Direct, start);
+                assert!(!is_answered || table.follow(&ends, Side::Far, None, start).is_some());
+                assert_eq!(table.follow(&ends, Side::Guest, None, after(start, seconds)).is_some(), is_known);
             }
         }
     }
@@ -305,14 +363,14 @@ mod tests {
         let start = Instant::now();
         let ends = ends(Protocol::Tcp, 4000, 1);
         let mut table = Connections::default();
-        table.begin(ends, Side::Guest, start);
-        assert!(table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start));
-        assert!(!table.follow(&ends, Side::Far, Some(&segment(SYN)), start));
-        assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), start));
+        table.begin(ends, Side::Guest, Route::Direct, start);
+        assert!(table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start).is_some());
+        assert!(!table.follow(&ends, Side::Far, Some(&segment(SYN)), start).is_some());
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), start).is_some());
         // A reset with a wrong number: the guest goes on, and so does the entry.
-        assert!(table.follow(&ends, Side::Far, Some(&segment(RST)), start));
-        assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), start));
-        assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), after(start, 3600)));
+        assert!(table.follow(&ends, Side::Far, Some(&segment(RST)), start).is_some());
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), start).is_some());
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), after(start, 3600)).is_some());
     }
 
     #[test]
@@ -320,15 +378,18 @@ mod tests {
         let start = Instant::now();
         let ends = ends(Protocol::Tcp, 80, 1);
         let mut table = Connections::default();
-        table.begin(ends, Side::Far, start);
-        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN_ACK)), start));
-        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start));
+        table.begin(ends, Side::Far, Route::Direct, start);
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN_ACK)), start).is_some());
+        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_some());
         assert_eq!(table.len(), 0);
         // The opener begins nothing either, once the connection is open.
-        table.begin(ends, Side::Guest, start);
-        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN)), start), "the same, sent again");
-        assert!(table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start));
-        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start));
+        table.begin(ends, Side::Guest, Route::Direct, start);
+        assert!(
+            table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_some(),
+            "the same, sent again"
+        );
+        assert!(table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start).is_some());
+        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_some());
     }
 
     #[test]
@@ -336,11 +397,11 @@ mod tests {
         let start = Instant::now();
         let mut table = Connections::default();
         let [own, other, forwarded] = [1, 2, 3].map(|number| ends(Protocol::Tcp, 80, number));
-        table.begin(own, Side::Guest, start);
-        table.begin(other, Side::Guest, start);
-        table.begin(forwarded, Side::Far, start);
-        table.retain(|ends| *ends == own);
-        let mut is_known = |ends| table.follow(ends, Side::Far, None, start);
+        table.begin(own, Side::Guest, Route::Direct, start);
+        table.begin(other, Side::Guest, Route::Direct, start);
+        table.begin(forwarded, Side::Far, Route::Direct, start);
+        table.retain(|ends, _, _| *ends == own);
+        let mut is_known = |ends| table.follow(ends, Side::Far, None, start).is_some();
         assert_eq!([&own, &other, &forwarded].map(&mut is_known), [true, false, true]);
     }
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::{
     ArpOperation, ArpPacketSlice, EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4HeaderSlice,
-    Ipv6HeaderSlice, TcpHeaderSlice, UdpHeaderSlice, ether_type, ip_number,
+    Ipv6HeaderSlice, TcpHeaderSlice, TcpSlice, UdpHeaderSlice, ether_type, ip_number,
 };
 
 /// A hardware address.
@@ -41,6 +41,8 @@ pub enum Malformed {
     Neighbour,
     /// A request to fill in or cut what is not the packet's own.
     Offload,
+    /// Data before the connection is open, where a name is judged first.
+    Early,
 }
 
 impl fmt::Display for Malformed {
@@ -55,6 +57,7 @@ impl fmt::Display for Malformed {
             Self::Fragment => "fragment",
             Self::Neighbour => "foreign neighbour",
             Self::Offload => "wrong offload",
+            Self::Early => "data before the connection is open",
         })
     }
 }
@@ -114,6 +117,20 @@ pub struct Packet {
     pub payload: (usize, usize),
 }
 
+impl Packet {
+    /// Whether the checksum of a segment of TCP in this frame is right.
+    pub(crate) fn has_right_checksum(&self, frame: &[u8]) -> bool {
+        let bytes = frame.get(self.transport_at..self.payload.1).unwrap_or_default();
+        let Ok(segment) = TcpSlice::from_slice(bytes) else { return false };
+        let right = match (self.source, self.target) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => segment.calc_checksum_ipv4(from.octets(), to.octets()).ok(),
+            (IpAddr::V6(from), IpAddr::V6(to)) => segment.calc_checksum_ipv6(from.octets(), to.octets()).ok(),
+            _ => None,
+        };
+        right == Some(segment.checksum())
+    }
+}
+
 /// The protocol above IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
@@ -166,6 +183,8 @@ pub struct Flags {
     pub fin: bool,
     /// It ends the connection.
     pub rst: bool,
+    /// A part of its data is urgent.
+    pub urg: bool,
 }
 
 impl Frame {
@@ -285,7 +304,13 @@ fn transport(
                 target: header.destination_port(),
                 sequence: header.sequence_number(),
                 acknowledged: header.acknowledgment_number(),
-                flags: Flags { syn: header.syn(), ack: header.ack(), fin: header.fin(), rst: header.rst() },
+                flags: Flags {
+                    syn: header.syn(),
+                    ack: header.ack(),
+                    fin: header.fin(),
+                    rst: header.rst(),
+                    urg: header.urg(),
+                },
             };
             Ok((Transport::Tcp(segment), header.slice().len()))
         }

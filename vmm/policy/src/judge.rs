@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use crate::error::Result;
 use crate::name::{Name, NamePattern};
 use crate::nets::Nets;
-use crate::policy::{Action, Denial, Policy};
+use crate::policy::{Action, Denial, Ech, Policy};
 use crate::rule::{Protocol, Rule, Target};
 use crate::special::{RANGES, Range, RangeKind, forms};
 
@@ -28,6 +28,12 @@ pub enum Reason {
     Range(RangeKind),
     /// No rule is about it.
     Default,
+    /// Names decide, and this connection hides them: QUIC, or questions for names in TLS.
+    Hidden,
+    /// It is not the protocol of its port, or could be read in two ways.
+    Unclear(&'static str),
+    /// It hides a name behind another one (ECH), which the policy refuses.
+    Encrypted,
 }
 
 impl fmt::Display for Reason {
@@ -36,6 +42,9 @@ impl fmt::Display for Reason {
             Self::Rule(rule) => write!(f, "rule {rule}"),
             Self::Range(kind) => write!(f, "{kind}"),
             Self::Default => f.write_str("no rule"),
+            Self::Hidden => f.write_str("it hides the name, and rules are about names"),
+            Self::Unclear(why) => f.write_str(why),
+            Self::Encrypted => f.write_str("it encrypts its name (ECH)"),
         }
     }
 }
@@ -57,6 +66,24 @@ impl Verdict {
     }
 }
 
+/// How a connection that the guest begins is let through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// It passes.
+    Open,
+    /// It does not.
+    Closed(Reason),
+    /// Its beginning tells the name that is judged: TLS on port 443, HTTP on port 80.
+    Named,
+}
+
+/// Ports whose connections begin with a name, and the one of DNS over TLS and QUIC (RFC 7858, RFC 9250).
+pub(crate) const TLS: u16 = 443;
+pub(crate) const HTTP: u16 = 80;
+const DNS_OVER_TLS: u16 = 853;
+/// The port of resolvers.
+pub(crate) const DNS: u16 = 53;
+
 /// Rules of one list, to be looked up.
 #[derive(Clone, Debug, Default)]
 struct List {
@@ -64,14 +91,15 @@ struct List {
     nets: Nets,
     /// Rules about any address.
     any: Vec<usize>,
-    /// Rules about any name: those about any address, and about all addresses of a version of IP.
+    /// Rules about any name: those about any address, about all of IPv4, and about all of IPv6 if they allow.
     any_name: Vec<usize>,
     exact: HashMap<Name, Vec<usize>>,
     below: HashMap<Name, Vec<usize>>,
 }
 
 impl List {
-    fn new(rules: &[Rule]) -> Self {
+    /// Rules that allow, or that deny.
+    fn new(rules: &[Rule], allows: bool) -> Self {
         let mut list = Self { rules: rules.to_vec(), ..Self::default() };
         for (number, rule) in rules.iter().enumerate() {
             match &rule.target {
@@ -81,7 +109,8 @@ impl List {
                 }
                 Target::Net(net) => {
                     list.nets.add(*net, number);
-                    if net.prefix_len() == 0 {
+                    // A policy that denies IPv6 does not deny names.
+                    if net.prefix_len() == 0 && (allows || matches!(net, IpNet::V4(_))) {
                         list.any_name.push(number);
                     }
                 }
@@ -94,6 +123,11 @@ impl List {
             }
         }
         list
+    }
+
+    /// Whether a rule is about names.
+    fn has_names(&self) -> bool {
+        !self.exact.is_empty() || !self.below.is_empty()
     }
 
     /// The rules about an address, the narrowest first.
@@ -115,6 +149,8 @@ pub struct Judge {
     default: Action,
     /// The answer to denied packets.
     pub denial: Denial,
+    /// The fate of connections of TLS that encrypt their name.
+    pub ech: Ech,
     allow: List,
     deny: List,
     closed: Nets,
@@ -132,8 +168,9 @@ impl Judge {
         let ranges: Vec<_> = RANGES.into_iter().chain(of_host).collect();
         let mut closed = Nets::default();
         ranges.iter().enumerate().for_each(|(number, range)| closed.add(range.net, number));
-        let (allow, deny) = (List::new(&policy.allow), List::new(&policy.deny));
-        Ok(Self { default: policy.default, denial: policy.denial, allow, deny, closed, ranges })
+        let (allow, deny) = (List::new(&policy.allow, true), List::new(&policy.deny, false));
+        let Policy { default, denial, ech, .. } = *policy;
+        Ok(Self { default, denial, ech, allow, deny, closed, ranges })
     }
 
     /// Judges a packet to an address. `port` is that of the far side; ICMP has none. An address of IPv6 that
@@ -189,40 +226,57 @@ impl Judge {
         self.by_name(name, is_about, is_about)
     }
 
-    /// Judges a question for the addresses of a name: it is allowed if a connection to any port may be.
+    /// Judges a question for a name: it is allowed if a connection to any port may be. A rule about port 53
+    /// denies questions alone.
     #[must_use]
     pub fn question(&self, name: &Name) -> Verdict {
-        self.by_name(name, |_| true, |rule| rule.protocol.is_none() && rule.ports.is_any())
+        let denies = |rule: &&Rule| match rule.ports.is_any() {
+            true => rule.protocol.is_none(),
+            false => rule.is_about(Protocol::Udp, DNS),
+        };
+        self.by_name(name, |_| true, denies)
     }
 
-    /// Judges a connection to an address that names were resolved to. A rule about a network goes before
-    /// those about names, if it allows; no name opens a closed range.
+    /// Judges a connection that begins, to an address that these names were resolved to. An allowing rule
+    /// about the address goes before those about names; no name opens a closed range.
     #[must_use]
-    pub fn named_address(
-        &self,
-        protocol: Protocol,
-        (address, port): (IpAddr, u16),
-        names: &[Name],
-    ) -> Verdict {
-        let verdict = self.address(protocol, address, port);
-        if matches!(&verdict, Verdict::Allow(Reason::Rule(_)) | Verdict::Deny(Reason::Range(_)))
-            || forms(address).any(|form| !self.closed_ranges(form).is_empty())
-        {
-            return verdict;
-        }
-        let by_names = names.iter().map(|name| self.name(protocol, name, port));
-        let decided = by_names.filter(|verdict| !matches!(verdict, Verdict::Allow(Reason::Default)));
-        // One address may have many names. The connection itself tells which one it means.
-        let mut denied = None;
-        for verdict in decided {
-            match verdict {
-                Verdict::Allow(_) => return verdict,
-                Verdict::Deny(_) => denied = denied.or(Some(verdict)),
+    pub fn gate(&self, protocol: Protocol, (address, port): (IpAddr, u16), names: &[Name]) -> Gate {
+        let reason = match self.address(protocol, address, port) {
+            Verdict::Allow(Reason::Rule(_)) => return Gate::Open,
+            Verdict::Allow(_) if !self.deny.has_names() => return Gate::Open,
+            Verdict::Allow(_) => None,
+            Verdict::Deny(reason) if !self.allow.has_names() || self.is_closed(address) => {
+                return Gate::Closed(reason);
             }
+            Verdict::Deny(reason) => Some(reason),
+        };
+        if (protocol, port) == (Protocol::Udp, TLS) || port == DNS_OVER_TLS && protocol != Protocol::Icmp {
+            return Gate::Closed(Reason::Hidden);
         }
-        match (verdict, denied) {
-            (Verdict::Allow(_), Some(denied)) => denied,
-            (verdict, _) => verdict,
+        // One address may have many names.
+        let verdicts: Vec<_> = names.iter().map(|name| self.name(protocol, name, port)).collect();
+        let is_allowed = verdicts.iter().any(|verdict| matches!(verdict, Verdict::Allow(Reason::Rule(_))));
+        let tells_name = protocol == Protocol::Tcp && [TLS, HTTP].contains(&port);
+        let denied = verdicts.into_iter().find_map(|verdict| match verdict {
+            Verdict::Deny(reason) => Some(reason),
+            Verdict::Allow(_) => None,
+        });
+        match reason {
+            _ if is_allowed && !tells_name => Gate::Open,
+            None if tells_name => Gate::Named,
+            Some(_) if tells_name && is_allowed => Gate::Named,
+            Some(reason) => Gate::Closed(reason),
+            None => denied.map_or(Gate::Open, Gate::Closed),
+        }
+    }
+
+    /// Judges the name that a connection of [`Gate::Named`] begins with, if it has one.
+    #[must_use]
+    pub fn named(&self, (address, port): (IpAddr, u16), name: Option<&Name>) -> Verdict {
+        let by_name = name.map(|name| self.name(Protocol::Tcp, name, port));
+        match by_name {
+            Some(verdict @ (Verdict::Allow(Reason::Rule(_)) | Verdict::Deny(_))) => verdict,
+            Some(Verdict::Allow(_)) | None => self.address(Protocol::Tcp, address, port),
         }
     }
 
@@ -415,28 +469,84 @@ mod tests {
     }
 
     #[test]
-    fn address_of_a_name_is_judged_by_the_name() {
-        let by_name = r#"{"deny":["0.0.0.0/0","::/0"],"allow":["example.org:443","192.0.2.9"]}"#;
-        let denied_name = r#"{"deny":["ads.test"]}"#;
+    fn connection_to_an_address_of_a_name_is_judged_by_the_name() {
+        let by_name = r#"{"deny":["0.0.0.0/0","::/0"],"allow":["example.org:443,5432","192.0.2.9"]}"#;
+        let denied_name = r#"{"deny":["ads.test","old.test:22"]}"#;
         let opened = r#"{"default":"deny","allow":["example.org","10.1.0.0/16"]}"#;
         let example = &["example.org"][..];
-        for (policy, target, port, names, verdict) in [
-            (by_name, "192.0.2.1", 443, example, "allow: rule example.org:443"),
-            (by_name, "192.0.2.1", 80, example, "deny: rule 0.0.0.0/0"),
-            (by_name, "192.0.2.1", 443, &[], "deny: rule 0.0.0.0/0"),
-            (by_name, "192.0.2.9", 22, example, "allow: rule 192.0.2.9"),
-            (by_name, "192.0.2.1", 443, &["a.test", "example.org"], "allow: rule example.org:443"),
-            (denied_name, "192.0.2.1", 443, &["ads.test"], "deny: rule ads.test"),
-            (denied_name, "192.0.2.1", 443, example, "allow: no rule"),
+        let closed = |reason: &str| format!("closed: {reason}");
+        for (policy, protocol, target, port, names, expected) in [
+            (by_name, Tcp, "192.0.2.1", 443, example, "named".to_owned()),
+            (by_name, Tcp, "192.0.2.1", 5432, example, "open".to_owned()),
+            (by_name, Tcp, "192.0.2.1", 80, example, closed("rule 0.0.0.0/0")),
+            (by_name, Tcp, "192.0.2.1", 443, &[], closed("rule 0.0.0.0/0")),
+            (by_name, Tcp, "192.0.2.9", 22, example, "open".to_owned()),
+            (by_name, Tcp, "192.0.2.1", 443, &["a.test", "example.org"], "named".to_owned()),
+            (by_name, Udp, "192.0.2.1", 443, example, closed("it hides the name, and rules are about names")),
+            (opened, Tcp, "192.0.2.1", 853, example, closed("it hides the name, and rules are about names")),
+            (opened, Udp, "192.0.2.1", 853, example, closed("it hides the name, and rules are about names")),
+            (opened, Udp, "192.0.2.1", 123, example, "open".to_owned()),
+            (opened, Icmp, "192.0.2.1", 0, example, "open".to_owned()),
+            (opened, Icmp, "192.0.2.1", 0, &[], closed("no rule")),
+            // Each connection tells which of its address's names it means, on the ports where it can.
+            (denied_name, Tcp, "192.0.2.1", 443, &[], "named".to_owned()),
+            (denied_name, Tcp, "192.0.2.1", 80, example, "named".to_owned()),
+            (denied_name, Tcp, "192.0.2.1", 22, &["old.test"], closed("rule old.test:22")),
+            (denied_name, Tcp, "192.0.2.1", 23, &["old.test"], "open".to_owned()),
+            (denied_name, Udp, "192.0.2.1", 443, &[], closed("it hides the name, and rules are about names")),
+            ("{}", Udp, "192.0.2.1", 443, &[], "open".to_owned()),
+            ("{}", Tcp, "192.0.2.1", 443, &[], "open".to_owned()),
             // A name that leads into a closed range opens nothing.
-            (by_name, "127.0.0.1", 443, example, "deny: rule 0.0.0.0/0"),
-            (opened, "10.2.0.1", 443, example, "deny: private address"),
-            (opened, "10.1.0.1", 443, example, "allow: rule 10.1.0.0/16"),
-            (opened, HOST, 443, example, "deny: address of the host"),
+            (by_name, Tcp, "127.0.0.1", 443, example, closed("rule 0.0.0.0/0")),
+            (opened, Tcp, "10.2.0.1", 443, example, closed("private address")),
+            (opened, Tcp, "10.1.0.1", 443, example, "open".to_owned()),
+            (opened, Tcp, HOST, 443, example, closed("address of the host")),
         ] {
             let names: Vec<_> = names.iter().map(|text| name(text)).collect();
-            let found = judge(policy).named_address(Tcp, (target.parse().unwrap(), port), &names);
-            assert_eq!(reason(&found), verdict, "{policy} {target}:{port} {names:?}");
+            let found = match judge(policy).gate(protocol, (target.parse().unwrap(), port), &names) {
+                Gate::Open => "open".to_owned(),
+                Gate::Named => "named".to_owned(),
+                Gate::Closed(reason) => closed(&reason.to_string()),
+            };
+            assert_eq!(found, expected, "{policy} {protocol:?} {target}:{port} {names:?}");
+        }
+    }
+
+    #[test]
+    fn connection_is_judged_by_the_name_that_it_begins_with() {
+        let by_name = r#"{"deny":["192.0.2.0/24"],"allow":["*.example.org:443"]}"#;
+        let only = r#"{"default":"deny","allow":["*.example.org:443"]}"#;
+        let denied = r#"{"deny":["*.ads.test"]}"#;
+        for (policy, target, host, verdict) in [
+            (only, "203.0.113.1", Some("a.example.org"), "allow: rule *.example.org:443"),
+            (only, "203.0.113.1", Some("example.org"), "deny: no rule"),
+            (only, "203.0.113.1", None, "deny: no rule"),
+            (by_name, "192.0.2.1", Some("a.example.org"), "allow: rule *.example.org:443"),
+            (by_name, "192.0.2.1", Some("other.test"), "deny: rule 192.0.2.0/24"),
+            (by_name, "192.0.2.1", None, "deny: rule 192.0.2.0/24"),
+            (denied, "203.0.113.1", Some("x.ads.test"), "deny: rule *.ads.test"),
+            (denied, "203.0.113.1", Some("other.test"), "allow: no rule"),
+            (denied, "203.0.113.1", None, "allow: no rule"),
+        ] {
+            let host = host.map(name);
+            let found = judge(policy).named((target.parse().unwrap(), 443), host.as_ref());
+            assert_eq!(reason(&found), verdict, "{policy} {target} {host:?}");
+        }
+    }
+
+    #[test]
+    fn network_of_all_addresses_is_about_all_names() {
+        let ipv4_alone = r#"{"deny":["::/0"]}"#;
+        let all_but = r#"{"deny":["0.0.0.0/0"],"allow":["example.org"]}"#;
+        for (policy, host, verdict) in [
+            (ipv4_alone, "example.org", "allow: no rule"),
+            (all_but, "example.org", "allow: rule example.org"),
+            (all_but, "other.test", "deny: rule 0.0.0.0/0"),
+            (r#"{"default":"deny","allow":["::/0"]}"#, "other.test", "allow: rule ::/0"),
+            (r#"{"default":"deny","allow":["udp:*:53"]}"#, "other.test", "allow: rule udp:*:53"),
+            (r#"{"default":"deny","allow":["10.0.0.0/8"]}"#, "other.test", "deny: no rule"),
+        ] {
+            assert_eq!(reason(&judge(policy).question(&name(host))), verdict, "{policy} {host}");
         }
     }
 

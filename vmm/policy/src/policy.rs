@@ -34,6 +34,24 @@ pub enum Denial {
     Drop,
 }
 
+/// What is done with a connection of TLS that encrypts its name (ECH, RFC 9849).
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Ech {
+    /// It is judged by the name outside. Browsers send random bytes in place of an encrypted name.
+    #[default]
+    Outer,
+    /// It is denied.
+    Refuse,
+}
+
+impl Ech {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Rules of a VM's network. An allowing rule goes before a denying one, whatever their order.
 ///
 /// ```json
@@ -57,6 +75,9 @@ pub struct Policy {
     /// The answer to denied packets.
     #[serde(default)]
     pub denial: Denial,
+    /// What is done with a connection of TLS that encrypts its name, where names are judged.
+    #[serde(default, skip_serializing_if = "Ech::is_default")]
+    pub ech: Ech,
 }
 
 impl Policy {

@@ -61,6 +61,35 @@ fn reset(frame: &Frame, packet: &Packet, segment: &Segment) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// A reset of a connection for its far side, which expects the byte with this number next. The segment is the
+/// guest's.
+pub(crate) fn reset_to_far(
+    frame: &Frame,
+    packet: &Packet,
+    segment: &Segment,
+    sequence: u32,
+) -> Option<Vec<u8>> {
+    let ethernet: PacketBuilderStep<Ethernet2Header> = PacketBuilder::ethernet2(frame.source, frame.target);
+    let ip = match (packet.source, packet.target) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(from.octets(), to.octets(), HOPS),
+        (IpAddr::V6(from), IpAddr::V6(to)) => ethernet.ipv6(from.octets(), to.octets(), HOPS),
+        _ => return None,
+    };
+    let reset = ip.tcp(segment.source, segment.target, sequence, 0).rst().ack(segment.acknowledged);
+    let mut bytes = Vec::with_capacity(reset.size(0));
+    reset.write(&mut bytes, &[]).ok()?;
+    Some(bytes)
+}
+
+/// A datagram that answers a datagram of the guest.
+pub(crate) fn datagram(frame: &Frame, packet: &Packet, payload: &[u8]) -> Option<Vec<u8>> {
+    let Transport::Udp { source, target } = packet.transport else { return None };
+    let datagram = back(frame, packet)?.udp(target, source);
+    let mut bytes = Vec::with_capacity(datagram.size(payload.len()));
+    datagram.write(&mut bytes, payload).ok()?;
+    Some(bytes)
+}
+
 fn prohibited(frame: &Frame, packet: &Packet, head: &[u8]) -> Option<Vec<u8>> {
     let back = back(frame, packet)?;
     let end = packet.payload.1.min(head.len()).min(ETHERNET + QUOTED);

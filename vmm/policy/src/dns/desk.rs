@@ -49,8 +49,9 @@ pub struct Answered<W> {
     pub message: Vec<u8>,
     /// The message over UDP, if the whole one is too long for that.
     pub truncated: Option<Vec<u8>>,
-    /// The name, and its addresses with the seconds for which they hold.
+    /// The name.
     pub name: Name,
+    /// Its addresses, with the seconds for which they hold.
     pub addresses: Vec<(IpAddr, u32)>,
     /// The problem, if the resolver or its answer failed.
     pub problem: Option<&'static str>,

@@ -11,8 +11,10 @@
 //! records that belong to the question.
 
 mod answer;
+mod datagram;
 mod desk;
 mod question;
 
+pub use datagram::Datagram;
 pub use desk::{Answered, Ask, Desk, Reply};
 pub use question::MOST_UDP;

@@ -8,9 +8,9 @@ use domain::base::{Message, MessageBuilder, Name as WireName, StaticCompressor, 
 
 use crate::name::Name;
 
-/// Longest answer over UDP to a guest that names no length, or a longer one. A longer answer than the second
-/// could need fragments (RFC 6891, section 6.2.5; dnsflagday.net/2020).
+/// Longest answer over UDP to a guest that names no length.
 const LEAST_UDP: u16 = 512;
+/// Longest answer over UDP. A longer one could need fragments (RFC 6891, section 6.2.5; dnsflagday.net/2020).
 pub const MOST_UDP: u16 = 1232;
 /// Bytes of a header.
 const HEADER: usize = 12;

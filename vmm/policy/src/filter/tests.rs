@@ -7,6 +7,7 @@ use etherparse::{
     PacketBuilderStep, ether_type,
 };
 
+use super::link::{DHCP, DHCP6, MOST_NEIGHBOURS};
 use super::*;
 use crate::connections::MOST_CONNECTIONS;
 use crate::frame::HEAD;
@@ -25,14 +26,13 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn filter(policy: &str) -> Filter {
+pub(super) fn filter(policy: &str) -> Filter {
     let policy: Policy = serde_json::from_str(policy).unwrap();
     let judge = Judge::new(&policy, [address("198.51.100.7").into()]).unwrap();
     let v6 = "fd76:6f6c:7400::/64".parse().unwrap();
     let interface = Interface {
         mac: US,
         addresses: Some(GuestAddresses { v4: OWN.parse().unwrap(), v6 }),
-        resolvers: vec![address(RESOLVER)],
         forwarded: vec![80],
     };
     Filter::new(Arc::new(judge), interface)
@@ -150,7 +150,7 @@ fn into(filter: &mut Filter, frame: &[u8]) -> Outcome {
 /// The cause in a word, and whether there is an answer.
 fn stopped(outcome: &Outcome) -> (String, bool) {
     match outcome {
-        Outcome::Pass => ("pass".to_owned(), false),
+        Outcome::Pass | Outcome::Take(_) => (format!("{outcome:?}"), false),
         Outcome::Stop(cause, answer) => {
             let cause = match cause {
                 Cause::Denied { reason, .. } => reason.to_string(),
@@ -446,7 +446,7 @@ fn host_fills_in_the_packet_s_own_checksum_alone() {
         let version = [Version::V4, Version::V6][number];
         let other = [Version::V6, Version::V4][number];
         for (frame, offset) in [(&tcp[number], 16), (&udp[number], 6)] {
-            assert_eq!(judge(frame, Some((start, offset)), None), "pass");
+            assert_eq!(judge(frame, Some((start, offset)), None), "Pass");
             // A port, an address, the payload, and nothing at all.
             for wrong in
                 [(start, 2), (start, 0), (start - 20, offset), (20, 18), (start + 8, offset), (start, 40)]
@@ -455,11 +455,11 @@ fn host_fills_in_the_packet_s_own_checksum_alone() {
             }
             assert_eq!(judge(frame, Some((start, offset)), Some(other)), "wrong offload");
         }
-        assert_eq!(judge(&tcp[number], Some((start, 16)), Some(version)), "pass");
+        assert_eq!(judge(&tcp[number], Some((start, 16)), Some(version)), "Pass");
         assert_eq!(judge(&udp[number], Some((start, 6)), Some(version)), "wrong offload");
     }
     for frame in [Path::to(FAR).icmp(8, b"ping"), arp(US, OWN)] {
-        assert_eq!(judge(&frame, None, None), "pass");
+        assert_eq!(judge(&frame, None, None), "Pass");
         assert_eq!(judge(&frame, Some((34, 2)), None), "wrong offload");
     }
 }
@@ -495,19 +495,26 @@ fn guest_behind_a_tap_may_not_be_the_host_and_finds_its_neighbours() {
 }
 
 #[test]
-fn resolver_is_open_to_questions_alone_and_a_rule_closes_it() {
+fn questions_end_in_the_device_wherever_they_go() {
     let mut filter = filter(r#"{"default":"deny"}"#);
-    assert_eq!(out(&mut filter, &Path::to(RESOLVER).udp([5000, 53])), Outcome::Pass);
-    for frame in [
-        Path::to(RESOLVER).tcp([5000, 53], "S"),
-        Path::to(RESOLVER).udp([5000, 54]),
-        Path::to(RESOLVER).icmp(8, b""),
-    ] {
+    for target in [RESOLVER, FAR, FAR6, "127.0.0.1"] {
+        assert_eq!(out(&mut filter, &Path::to(target).udp([5000, 53])), Outcome::Take(Taken::Question));
+        assert_eq!(out(&mut filter, &Path::to(target).tcp([5000, 53], "S")), Outcome::Take(Taken::Question));
+        assert_eq!(out(&mut filter, &Path::to(target).tcp([5000, 53], "A")), Outcome::Take(Taken::Question));
+    }
+    for frame in [Path::to(RESOLVER).udp([5000, 54]), Path::to(RESOLVER).icmp(8, b"")] {
         assert_eq!(stopped(&out(&mut filter, &frame)).0, "private address");
     }
-    let policy: Policy = serde_json::from_str(r#"{"deny":["*:53"]}"#).unwrap();
-    filter.change(Arc::new(Judge::new(&policy, []).unwrap()));
-    assert_eq!(stopped(&out(&mut filter, &Path::to(RESOLVER).udp([5000, 53]))).0, "rule *:53");
+    let there = Path::to(RESOLVER);
+    let frame = there.udp([5000, 53]);
+    let (datagram, content) = crate::dns::Datagram::parse(&frame).unwrap();
+    assert_eq!(content, b"data");
+    let answer = datagram.answer(b"answer").unwrap();
+    let parsed = Frame::parse(&answer, answer.len()).unwrap();
+    let Content::Packet(packet) = parsed.content else { panic!("{parsed:?}") };
+    assert_eq!((parsed.source, parsed.target), (GATEWAY, US));
+    assert_eq!((packet.source, packet.target), (address(RESOLVER), address(OWN)));
+    assert_eq!(packet.transport, Transport::Udp { source: 53, target: 5000 });
 }
 
 #[test]
@@ -556,7 +563,7 @@ fn changed_policy_ends_connections_that_it_denies() {
         assert_eq!(into(&mut filter, &path.back().tcp([443, 4000], "SA")), Outcome::Pass);
     }
     let policy: Policy = serde_json::from_str(r#"{"default":"deny","allow":["192.0.2.1:443"]}"#).unwrap();
-    filter.change(Arc::new(Judge::new(&policy, []).unwrap()));
+    filter.change(Arc::new(Judge::new(&policy, []).unwrap()), Instant::now());
     assert_eq!(out(&mut filter, &web.tcp([4000, 443], "A")), Outcome::Pass);
     assert_eq!(stopped(&out(&mut filter, &other.tcp([4000, 443], "A"))), ("no rule".to_owned(), true));
     assert_eq!(stopped(&into(&mut filter, &other.back().tcp([443, 4000], "A"))).0, "of no connection");

@@ -1,0 +1,360 @@
+//! The beginning of a connection of TLS, held until its name is known.
+//!
+//! ```text
+//!  guest: segments in order ──> copies ──whole message──> judge ──> the copies are sent
+//!         the same again    ──────────────────────────────────────> the copies are sent again
+//!  far side: acknowledges all, and its first message is no retry ──> the hold is over
+//!            asks for another first message                      ──> a new hold, for the same name
+//! ```
+//!
+//! What the guest sends a second time could have another name in it. So the far side gets the judged copies
+//! alone until it has acknowledged them; it ignores what it has already.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::client_hello::{ClientHello, HelloStart, LONGEST_HELLO, read_hello};
+use crate::frame::Segment;
+use crate::name::Name;
+
+/// Most bytes that all holds of an interface keep.
+pub const MOST_HELD: usize = 512 << 10;
+/// Most frames of one hold: Linux sends 10 at first (RFC 6928), and a hello may come after a retry.
+const MOST_FRAMES: usize = 16;
+/// Longest time from the first byte to the end of the message.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of a server's first record that tell a retry: the header of the record and of the message, the
+/// version, and what is random otherwise (RFC 8446, section 4.1.3).
+const SERVER: usize = 5 + 4 + 2 + RETRY.len();
+const RETRY: [u8; 32] = [
+    0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91, 0xc2,
+    0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
+];
+/// A record that TLS 1.3 puts between for the sake of old middleboxes (RFC 8446, appendix D.4).
+const CHANGE_CIPHER: [u8; 6] = [20, 3, 3, 0, 1, 1];
+
+/// A frame that was copied out of the guest's memory, with the header that the device puts in front of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// `struct virtio_net_hdr_v1` (virtio 1.2, section 5.1.6), for the host.
+    pub header: [u8; 12],
+    /// The frame.
+    pub frame: Arc<[u8]>,
+}
+
+/// The bytes that all holds of an interface keep.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Budget(Arc<AtomicUsize>);
+
+impl Budget {
+    /// Bytes that are kept.
+    pub fn held(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A copied frame, and the numbers of its first byte and of the one behind it.
+#[derive(Debug)]
+struct Kept {
+    copied: Copied,
+    from: u32,
+    to: u32,
+}
+
+/// What to do after a segment of the guest.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing is sent.
+    Keep,
+    /// These are sent.
+    Send(Vec<Copied>),
+    /// The message is whole: it is judged, and [`Hold::allow`] sends it.
+    Judge(ClientHello),
+    /// The connection ends.
+    Refuse(&'static str),
+    /// There is no room. The guest sends it again.
+    Full,
+}
+
+/// What to do with a segment of the far side.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum FarStep {
+    /// It passes.
+    Pass,
+    /// It passes, and the hold is over.
+    Over,
+    /// It came out of order. The far side sends it again.
+    Drop,
+    /// The connection ends.
+    Refuse(&'static str),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The message is not complete.
+    Collects,
+    /// The message was sent, and the far side has not acknowledged all of it.
+    Sent,
+    /// The far side has all of it.
+    Acknowledged,
+}
+
+/// What is known of the far side.
+#[derive(Debug)]
+enum Server {
+    /// Nothing.
+    Silent,
+    /// It has answered the guest's first segment.
+    Opened {
+        /// Number of its next byte.
+        next: u32,
+        /// Its first bytes.
+        bytes: Vec<u8>,
+    },
+    /// Whether it asks for another message.
+    Known,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    budget: Budget,
+    /// Number of the first byte of `bytes`.
+    start: u32,
+    bytes: Vec<u8>,
+    kept: Vec<Kept>,
+    stage: Stage,
+    until: Option<Instant>,
+    server: Server,
+    /// Data followed the message in its last segment.
+    has_more: bool,
+    is_second: bool,
+    /// The name of the first message.
+    name: Option<Option<Name>>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// Distance from one number to another.
+fn after(from: u32, to: u32) -> i32 {
+    to.wrapping_sub(from).cast_signed()
+}
+
+impl Hold {
+    /// The hold of a connection whose first byte has this number.
+    pub fn new(start: u32, budget: &Budget) -> Self {
+        Self {
+            budget: budget.clone(),
+            start,
+            bytes: Vec::new(),
+            kept: Vec::new(),
+            stage: Stage::Collects,
+            until: None,
+            server: Server::Silent,
+            has_more: false,
+            is_second: false,
+            name: None,
+        }
+    }
+
+    /// Begins with another number: the guest opens the connection anew.
+    pub fn restart(&mut self, start: u32) {
+        if start != self.start {
+            *self = Self::new(start, &self.budget);
+        }
+    }
+
+    /// Number of the next byte that the far side may get.
+    pub fn sent_up_to(&self) -> u32 {
+        if self.stage == Stage::Collects { self.start } else { self.end() }
+    }
+
+    /// Notes the far side's answer to the guest's first segment.
+    pub fn far_opens(&mut self, sequence: u32) {
+        if matches!(self.server, Server::Silent) {
+            self.server = Server::Opened { next: sequence.wrapping_add(1), bytes: Vec::new() };
+        }
+    }
+
+    /// The name that was judged.
+    pub fn into_name(mut self) -> Option<Name> {
+        self.name.take().flatten()
+    }
+
+    /// Whether its time is over.
+    pub fn is_late(&self, now: Instant) -> bool {
+        self.stage == Stage::Collects && self.until.is_some_and(|until| until <= now)
+    }
+
+    /// Takes a segment of the guest that has a payload, or ends its direction.
+    pub fn take(&mut self, copied: &Copied, segment: &Segment, payload: &[u8], now: Instant) -> Step {
+        if segment.flags.urg {
+            return Step::Refuse("it has urgent data, which a server could leave out");
+        }
+        if self.stage == Stage::Collects {
+            return self.collect(copied, segment, payload, now);
+        }
+        let end = self.end();
+        let to = segment.sequence.wrapping_add(payload.len() as u32);
+        let is_old = after(to, end) >= 0;
+        match self.stage {
+            _ if payload.is_empty() => Step::Send(vec![copied.clone()]),
+            Stage::Sent if after(segment.sequence, end) > 0 => Step::Send(self.copies()),
+            // The far side has it, and ignores it.
+            Stage::Acknowledged if is_old => Step::Send(vec![copied.clone()]),
+            // The server may ask for another first message. Until it has not, nothing follows the first one.
+            _ if !self.is_second && !matches!(self.server, Server::Known) => Step::Keep,
+            _ => Step::Send(vec![copied.clone()]),
+        }
+    }
+
+    fn collect(&mut self, copied: &Copied, segment: &Segment, payload: &[u8], now: Instant) -> Step {
+        let until = *self.until.get_or_insert(now + PATIENCE);
+        if now >= until {
+            return Step::Refuse("its first message takes too long");
+        }
+        let (end, from) = (self.end(), segment.sequence);
+        let to = from.wrapping_add(payload.len() as u32);
+        if from == self.start && after(end, to) > 0 && !self.bytes.is_empty() {
+            // The guest sends all of it again, in other pieces.
+            self.give_back();
+        } else if from != end {
+            return Step::Keep;
+        }
+        if segment.flags.fin {
+            return Step::Refuse("it ends before its first message does");
+        }
+        if payload.is_empty() {
+            return Step::Keep;
+        }
+        if self.kept.len() >= MOST_FRAMES {
+            return Step::Refuse("its first message is in too many pieces");
+        }
+        let size = copied.frame.len() + payload.len();
+        if self.budget.0.fetch_add(size, Ordering::Relaxed) + size > MOST_HELD {
+            self.budget.0.fetch_sub(size, Ordering::Relaxed);
+            return Step::Full;
+        }
+        self.bytes.extend_from_slice(payload);
+        self.kept.push(Kept { copied: copied.clone(), from, to });
+        self.read()
+    }
+
+    fn read(&self) -> Step {
+        let before = match self.is_second {
+            true if CHANGE_CIPHER.starts_with(&self.bytes) => return Step::Keep,
+            true if self.bytes.starts_with(&CHANGE_CIPHER) => CHANGE_CIPHER.len(),
+            _ => 0,
+        };
+        // A frame may be longer than the longest message.
+        let known = &self.bytes[before..];
+        match read_hello(&known[..known.len().min(LONGEST_HELLO)]) {
+            HelloStart::Partial => Step::Keep,
+            HelloStart::Refused(why) => Step::Refuse(why),
+            HelloStart::Whole(hello, _) if self.name.as_ref().is_some_and(|name| *name != hello.name) => {
+                Step::Refuse("its second message has another name than the first")
+            }
+            HelloStart::Whole(hello, _) => Step::Judge(hello),
+        }
+    }
+
+    /// Sends the message, which was judged.
+    pub fn allow(&mut self, hello: ClientHello) -> Vec<Copied> {
+        if let HelloStart::Whole(_, len) = read_hello(&self.bytes[..self.bytes.len().min(LONGEST_HELLO)]) {
+            self.has_more = len < self.bytes.len();
+        }
+        self.name = Some(hello.name);
+        self.stage = Stage::Sent;
+        self.copies()
+    }
+
+    /// Takes a segment of the far side, with its payload.
+    pub fn far(&mut self, segment: &Segment, payload: &[u8]) -> FarStep {
+        if segment.flags.ack && self.stage == Stage::Sent {
+            self.acknowledge(segment.acknowledged);
+        }
+        match self.listen(segment, payload) {
+            Some(step) => step,
+            None if self.stage == Stage::Acknowledged
+                && (self.is_second || matches!(self.server, Server::Known)) =>
+            {
+                FarStep::Over
+            }
+            None => FarStep::Pass,
+        }
+    }
+
+    /// Forgets the copies that the far side has.
+    fn acknowledge(&mut self, acknowledged: u32) {
+        let is_left = |kept: &Kept| after(acknowledged, kept.to) > 0;
+        let gone: usize = self.kept.iter().filter(|kept| !is_left(kept)).map(Kept::size).sum();
+        self.kept.retain(is_left);
+        self.budget.0.fetch_sub(gone, Ordering::Relaxed);
+        if self.kept.is_empty() {
+            self.stage = Stage::Acknowledged;
+        }
+    }
+
+    /// Reads the first bytes of the far side, in order. Returns a step if the segment does not just pass.
+    fn listen(&mut self, segment: &Segment, payload: &[u8]) -> Option<FarStep> {
+        let Server::Opened { next, bytes } = &mut self.server else { return None };
+        if payload.is_empty() || self.is_second {
+            return None;
+        }
+        if self.stage == Stage::Collects {
+            // Nothing is known of what it answers.
+            return Some(FarStep::Refuse("its far side speaks first"));
+        }
+        let Ok(known) = usize::try_from(after(segment.sequence, *next)) else { return Some(FarStep::Drop) };
+        let fresh = payload.get(known..).unwrap_or_default();
+        *next = next.wrapping_add(fresh.len() as u32);
+        bytes.extend_from_slice(&fresh[..fresh.len().min(SERVER - bytes.len())]);
+        // A retry is a handshake's first message, and a server's hello.
+        let may_retry =
+            [(0, 22), (5, 2)].iter().all(|(at, kind)| bytes.get(*at).is_none_or(|byte| byte == kind));
+        if may_retry && bytes.len() < SERVER {
+            return None;
+        }
+        let retries = may_retry && bytes[SERVER - RETRY.len()..] == RETRY;
+        self.server = Server::Known;
+        if !retries {
+            return None;
+        }
+        if self.has_more || self.stage != Stage::Acknowledged {
+            return Some(FarStep::Refuse("its far side asks for another first message too early"));
+        }
+        let start = self.end();
+        self.give_back();
+        (self.start, self.stage, self.until, self.is_second) = (start, Stage::Collects, None, true);
+        None
+    }
+
+    /// Number behind the last byte of `bytes`.
+    fn end(&self) -> u32 {
+        self.start.wrapping_add(self.bytes.len() as u32)
+    }
+
+    fn copies(&self) -> Vec<Copied> {
+        self.kept.iter().map(|kept| kept.copied.clone()).collect()
+    }
+
+    /// Forgets all copies.
+    fn give_back(&mut self) {
+        let gone: usize = self.kept.iter().map(Kept::size).sum();
+        self.budget.0.fetch_sub(gone, Ordering::Relaxed);
+        self.kept.clear();
+        self.bytes.clear();
+    }
+}
+
+impl Kept {
+    /// Bytes that it takes: those of the frame, and those of the payload beside it.
+    fn size(&self) -> usize {
+        self.copied.frame.len() + self.to.wrapping_sub(self.from) as usize
+    }
+}
