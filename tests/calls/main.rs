@@ -128,6 +128,7 @@ fn kind_of(name: &str) -> &'static str {
         "volt-devices" => "starter",
         "volt-pager" | "volt-prefetch" => "pager",
         "volt-opener" => "opener",
+        "volt-resolver" => "resolver",
         // They are not confined, or, the first thread, not from its start.
         "volt-starter" | "volt-keeper" | "volt-vmm" | "volt-soak" | "volt-test-runner" => "",
         _ => "worker",

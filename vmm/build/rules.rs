@@ -247,6 +247,24 @@ static OPENER: &[Rule] = &[
     only(SYS_setsockopt, &[&[is(1, SOL_SOCKET as u32), is(2, SO_REUSEADDR as u32)]]),
 ];
 
+/// The resolver: sockets to the servers of the host, and one that tells of changes of its addresses. Landlock
+/// bounds the files and the ports.
+static RESOLVER: &[Rule] = &[
+    call(SYS_recvfrom),
+    call(SYS_sendto),
+    call(SYS_open),
+    call(SYS_openat),
+    call(SYS_newfstatat),
+    call(SYS_stat),
+    call(SYS_statx),
+    call(SYS_lseek),
+    only(SYS_socket, &[&[is(0, AF_INET as u32)], &[is(0, AF_INET6 as u32)], &[is(0, AF_NETLINK as u32)]]),
+    call(SYS_connect),
+    call(SYS_bind),
+    // The number of an interface, for a server with a link-local address.
+    only(SYS_ioctl, &[&[is(1, SIOCGIFINDEX as u32)]]),
+];
+
 /// Makes VMs: KVM's calls for the system, a VM and a vCPU.
 static MAKE_VM: &[Rule] = &[only(
     SYS_ioctl,
@@ -398,5 +416,6 @@ pub static KINDS: &[(&str, &[&[Rule]])] = &[
     ("starter", &[OPEN_FILES, STARTER, START_THREADS, DEVICE, BLOCK, FILL]),
     ("pager", &[OPEN_FILES, FILL, START_THREADS, ANSWER]),
     ("opener", &[OPEN_FILES, OPENER]),
+    ("resolver", &[OPEN_FILES, RESOLVER]),
     ("worker", &[OPEN_FILES, WORKER, MAKE_VM, VCPU, STARTER, START_THREADS, DEVICE, BLOCK, FILL]),
 ];

@@ -58,6 +58,7 @@ mod persist;
 mod progress;
 #[cfg(any(feature = "internal", test))]
 mod replay;
+mod resolver;
 mod run_control;
 mod run_state;
 pub mod sandbox;

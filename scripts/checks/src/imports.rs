@@ -38,7 +38,8 @@ const VMM: &Rooms = &[
     ("events", "error run_state sync"),
     ("threads", "error sandbox"),
     ("sandbox", "error partial paths sync"),
-    ("paths", "error holders host_addresses packets sockets sync"),
+    ("paths", "error holders host_addresses packets resolver sockets sync"),
+    ("resolver", "host_addresses"),
     ("console", ""),
     ("counters", ""),
     ("error", ""),
@@ -105,12 +106,15 @@ const IMAGE: &Rooms = &[
 
 /// The rooms of vmm/policy/src.
 const POLICY: &Rooms = &[
-    ("filter", "connections reply offload frame judge policy rule"),
+    ("filter", "connections hold pins reply offload frame client_hello judge policy rule name"),
+    ("dns", "judge reply frame name"),
+    ("pins", "name"),
     ("offload", "frame"),
     ("reply", "frame"),
     ("client_hello", "name"),
     ("request_head", "name"),
-    ("connections", "frame rule"),
+    ("connections", "hold frame rule name"),
+    ("hold", "client_hello frame name"),
     ("judge", "nets special policy rule name error"),
     ("policy", "rule error"),
     ("rule", "name ports error"),

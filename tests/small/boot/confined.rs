@@ -56,7 +56,7 @@ fn filters_without(forbidden: &str) -> Value {
     let vcpu =
         json!({"mismatch_action": "allow", "match_action": "trap", "filter": [{"syscall": forbidden}]});
     let mut filters = json!({"vcpu": vcpu});
-    for kind in ["device", "block", "starter", "pager", "opener", "worker"] {
+    for kind in ["device", "block", "starter", "pager", "opener", "resolver", "worker"] {
         filters[kind] = all.clone();
     }
     filters

@@ -311,8 +311,8 @@ mod tests {
             "the same, sent again"
         );
         assert!(table.follow(&ends, Side::Far, Some(&segment(RST)), start).is_some());
-        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_some());
-        assert!(!table.follow(&ends, Side::Far, Some(&segment(ACK)), start).is_some());
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_none());
+        assert!(table.follow(&ends, Side::Far, Some(&segment(ACK)), start).is_none());
     }
 
     #[test]
@@ -365,7 +365,7 @@ mod tests {
         let mut table = Connections::default();
         table.begin(ends, Side::Guest, Route::Direct, start);
         assert!(table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start).is_some());
-        assert!(!table.follow(&ends, Side::Far, Some(&segment(SYN)), start).is_some());
+        assert!(table.follow(&ends, Side::Far, Some(&segment(SYN)), start).is_none());
         assert!(table.follow(&ends, Side::Guest, Some(&segment(ACK)), start).is_some());
         // A reset with a wrong number: the guest goes on, and so does the entry.
         assert!(table.follow(&ends, Side::Far, Some(&segment(RST)), start).is_some());
@@ -380,7 +380,7 @@ mod tests {
         let mut table = Connections::default();
         table.begin(ends, Side::Far, Route::Direct, start);
         assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN_ACK)), start).is_some());
-        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_some());
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_none());
         assert_eq!(table.len(), 0);
         // The opener begins nothing either, once the connection is open.
         table.begin(ends, Side::Guest, Route::Direct, start);
@@ -389,7 +389,7 @@ mod tests {
             "the same, sent again"
         );
         assert!(table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start).is_some());
-        assert!(!table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_some());
+        assert!(table.follow(&ends, Side::Guest, Some(&segment(SYN)), start).is_none());
     }
 
     #[test]

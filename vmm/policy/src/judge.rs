@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -151,8 +152,8 @@ pub struct Judge {
     pub denial: Denial,
     /// The fate of connections of TLS that encrypt their name.
     pub ech: Ech,
-    allow: List,
-    deny: List,
+    allow: Arc<List>,
+    deny: Arc<List>,
     closed: Nets,
     ranges: Vec<Range>,
 }
@@ -164,13 +165,21 @@ impl Judge {
     /// As [`Policy::check`].
     pub fn new(policy: &Policy, of_host: impl IntoIterator<Item = IpNet>) -> Result<Self> {
         policy.check()?;
+        let (allow, deny) = (List::new(&policy.allow, true), List::new(&policy.deny, false));
+        let Policy { default, denial, ech, .. } = *policy;
+        let (closed, ranges) = (Nets::default(), Vec::new());
+        let rules = Self { default, denial, ech, allow: allow.into(), deny: deny.into(), closed, ranges };
+        Ok(rules.with_host_addresses(of_host))
+    }
+
+    /// The same policy on a host with these addresses.
+    #[must_use]
+    pub fn with_host_addresses(&self, of_host: impl IntoIterator<Item = IpNet>) -> Self {
         let of_host = of_host.into_iter().map(|net| Range { net, kind: RangeKind::Host });
         let ranges: Vec<_> = RANGES.into_iter().chain(of_host).collect();
         let mut closed = Nets::default();
         ranges.iter().enumerate().for_each(|(number, range)| closed.add(range.net, number));
-        let (allow, deny) = (List::new(&policy.allow, true), List::new(&policy.deny, false));
-        let Policy { default, denial, ech, .. } = *policy;
-        Ok(Self { default, denial, ech, allow, deny, closed, ranges })
+        Self { closed, ranges, ..self.clone() }
     }
 
     /// Judges a packet to an address. `port` is that of the far side; ICMP has none. An address of IPv6 that

@@ -36,7 +36,7 @@ mod special;
 
 pub use client_hello::{ClientHello, HelloStart, LONGEST_HELLO, read_hello};
 pub use connections::MOST_CONNECTIONS;
-pub use dns::{Answered, Ask, Datagram, Desk, MOST_UDP, Reply};
+pub use dns::{Answered, Ask, Datagram, Desk, FromServer, MOST_UDP, Reply, look, query};
 pub use error::{Error, Result};
 pub use filter::{Cause, Filter, GuestAddresses, Held, Interface, Outcome, Taken};
 pub use frame::{HEAD, Mac, Malformed};

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize, Serializer};
-use volt_policy::{Policy, Rule, Target};
+use volt_policy::Policy;
 
 use super::metadata::MetadataConfig;
 use super::{FileRef, MIB, SocketPath};
@@ -384,17 +384,9 @@ impl Devices {
 /// Checks a policy.
 ///
 /// # Errors
-/// [`Error::Config`]: a rule contradicts another one, or the device cannot enforce it.
+/// [`Error::Config`]: a rule contradicts another one, or there are too many.
 pub(crate) fn check_policy(policy: &Policy) -> Result<()> {
-    policy.check().map_err(|problem| Error::config("policy", problem.to_string()))?;
-    let is_of_names = |rule: &&Rule| matches!(rule.target, Target::Names(_));
-    match policy.allow.iter().chain(&policy.deny).find(is_of_names) {
-        Some(rule) => {
-            let problem = format!("rule \"{rule}\": rules by name are not possible yet; give networks");
-            Err(Error::config("policy", problem))
-        }
-        None => Ok(()),
-    }
+    policy.check().map_err(|problem| Error::config("policy", problem.to_string()))
 }
 
 impl DiskConfig {

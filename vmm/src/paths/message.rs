@@ -76,6 +76,8 @@ pub(super) enum Request {
     HolderOfPort { port: u16 },
     /// Lists the addresses of the host.
     HostAddresses,
+    /// Starts a resolver.
+    StartResolver,
 }
 
 /// An answer.

@@ -39,6 +39,7 @@ use call::{Answer, PathCall, PathText};
 
 use crate::holders::{self, Holder};
 use crate::host_addresses;
+use crate::resolver;
 use crate::sockets::{self, ListenOptions};
 
 thread_local! {
@@ -360,6 +361,19 @@ pub fn holder_of_port(port: u16) -> Option<Holder> {
 /// They cannot be listed.
 pub fn host_addresses() -> io::Result<Vec<IpNet>> {
     if asks() { opener::host_addresses() } else { host_addresses::list() }
+}
+
+/// Starts a resolver. Returns the end of its socket that asks. It ends when that is closed.
+///
+/// # Errors
+/// The host refuses a process or a thread.
+pub(crate) fn start_resolver() -> io::Result<OwnedFd> {
+    if asks() {
+        return opener::start_resolver();
+    }
+    let (near, far) = resolver::socket()?;
+    std::thread::Builder::new().name("volt-resolver".into()).spawn(move || resolver::run(&far))?;
+    Ok(near)
 }
 
 /// Checks that a TCP port of 127.0.0.1 is free.

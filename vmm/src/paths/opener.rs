@@ -251,6 +251,15 @@ pub(super) fn host_addresses() -> io::Result<Vec<IpNet>> {
     }
 }
 
+/// Starts a resolver. Returns the device's end of its socket.
+///
+/// # Errors
+/// The starter has ended, or the host refuses a process.
+pub(super) fn start_resolver() -> io::Result<OwnedFd> {
+    let (_, fds) = ask(&Request::StartResolver, &[])?;
+    fds.into_iter().next().ok_or_else(channel::ended)
+}
+
 fn holder(request: &Request, beside: &[BorrowedFd<'_>]) -> Option<Holder> {
     match ask(request, beside) {
         Ok((Answer::Holder(holder), _)) => holder,
@@ -277,7 +286,8 @@ fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<
         | Request::HolderOfLock
         | Request::HolderOfTap { .. }
         | Request::HolderOfPort { .. }
-        | Request::HostAddresses => lock(&processes.starter),
+        | Request::HostAddresses
+        | Request::StartResolver => lock(&processes.starter),
         _ => lock(&processes.opener),
     };
     channel.ask(request, beside)

@@ -28,7 +28,7 @@ use super::program::ProgramPattern;
 use super::rules::{Bounds, Pinned, Rules};
 use super::started::Started;
 use crate::error::{Error, Result, report};
-use crate::{holders, host_addresses};
+use crate::{holders, host_addresses, resolver};
 
 /// An answer, and the descriptor beside it. Absent for a request without one.
 type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
@@ -38,6 +38,8 @@ const OPENER: i32 = 3;
 const STARTER: i32 = 4;
 /// The name of the opener.
 const OPENER_NAME: &CStr = c"volt-opener";
+/// The name of a resolver.
+const RESOLVER_NAME: &CStr = c"volt-resolver";
 /// The socket that wakes the opener.
 const WAKE: i32 = 5;
 
@@ -47,6 +49,8 @@ pub(crate) struct Duties<'a> {
     pub harden: fn() -> Result<()>,
     /// Called by the opener before it serves.
     pub confine: fn(),
+    /// Called by a resolver before it serves.
+    pub confine_resolver: fn(),
     /// The files that the opener may open.
     pub bounds: Option<&'a Bounds>,
     /// Makes the kernel keep the opener within its bounds.
@@ -69,7 +73,7 @@ pub(super) struct Ends {
 
 /// Runs the opener and the starter. The process was forked just now, and has one thread.
 pub(super) fn run(ends: &Ends, duties: &Duties<'_>) -> ! {
-    let &Duties { harden, confine, bounds, bound, programs, these_programs_only } = duties;
+    let &Duties { harden, confine, confine_resolver, bounds, bound, programs, these_programs_only } = duties;
     let prepared = occupy_low_numbers(ends).and_then(|()| {
         block_signals();
         harden()
@@ -86,7 +90,8 @@ pub(super) fn run(ends: &Ends, duties: &Duties<'_>) -> ! {
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_PARENT | libc::SIGCHLD, 0, 0, 0, 0) };
     if pid == 0 {
         rename(holders::STARTER);
-        serve_and_exit(STARTER, OPENER, Starter::new(Started::allowing(programs, these_programs_only)));
+        let programs = Started::allowing(programs, these_programs_only);
+        serve_and_exit(STARTER, OPENER, Starter::new(programs, confine_resolver));
     }
     confine();
     let rules = Rules::new(bounds);
@@ -225,10 +230,11 @@ struct Starter {
     programs: Started,
     /// Readable once a program has ended (signalfd(2)). Without it, detached ones stay zombies.
     ended: Option<OwnedFd>,
+    confine_resolver: fn(),
 }
 
 impl Starter {
-    fn new(programs: Started) -> Self {
+    fn new(programs: Started, confine_resolver: fn()) -> Self {
         // SAFETY: sigemptyset initialises the set. The call returns a new descriptor without another owner.
         let ended = unsafe {
             let mut set = std::mem::zeroed();
@@ -237,7 +243,7 @@ impl Starter {
             let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
         };
-        Self { programs, ended }
+        Self { programs, ended, confine_resolver }
     }
 }
 
@@ -262,6 +268,7 @@ impl Server for Starter {
             }
             Request::HolderOfPort { port } => Ok(Some((Answer::Holder(holders::of_port(port)), None))),
             Request::HostAddresses => Ok(Some((Answer::Addresses(host_addresses::list()?), None))),
+            Request::StartResolver => Ok(Some((Answer::Done, Some(start_resolver(self.confine_resolver)?)))),
             Request::HolderOfTap { name } => Ok(Some((Answer::Holder(holders::of_tap(&name)), None))),
             Request::AllowProgram(program) => {
                 self.programs.allow(program);
@@ -290,6 +297,49 @@ impl Server for Starter {
             self.programs.reap();
         }
     }
+}
+
+/// Forks a resolver. Returns the device's end of its socket. The process has no parent that waits for it: it is
+/// a child of one that ends at once.
+fn start_resolver(confine: fn()) -> io::Result<OwnedFd> {
+    let (near, far) = resolver::socket()?;
+    // SAFETY: this process has one thread, so no lock is held in the children. They make system calls until
+    // they have left the descriptors of this one, and end without the handlers of their ancestors.
+    unsafe {
+        match libc::fork() {
+            -1 => return Err(io::Error::last_os_error()),
+            0 => match libc::fork() {
+                0 => resolve_and_exit(&far, confine),
+                other => libc::_exit(i32::from(other < 0)),
+            },
+            child => {
+                let mut status = 0;
+                while libc::waitpid(child, &raw mut status, 0) < 0
+                    && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+                {}
+                if status != 0 {
+                    return Err(io::Error::other("the host refuses a process"));
+                }
+            }
+        }
+    }
+    Ok(near)
+}
+
+/// Serves as a resolver at this socket.
+fn resolve_and_exit(socket: &OwnedFd, confine: fn()) -> ! {
+    // SAFETY: nothing of this process uses the descriptors that are closed. The socket gets the number of the
+    // opener's, which this process closed.
+    let socket = unsafe {
+        libc::dup3(socket.as_raw_fd(), OPENER, libc::O_CLOEXEC);
+        libc::syscall(libc::SYS_close_range, OPENER + 1, libc::c_uint::MAX, 0);
+        OwnedFd::from_raw_fd(OPENER)
+    };
+    rename(RESOLVER_NAME);
+    confine();
+    resolver::run(&socket);
+    // SAFETY: as in `start_resolver`.
+    unsafe { libc::_exit(0) }
 }
 
 /// Makes calls with paths, and connects sockets.

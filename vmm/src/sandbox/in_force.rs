@@ -13,7 +13,8 @@ const NO: u8 = 1;
 const YES: u8 = 2;
 
 /// Whether the first thread of each kind found itself in a Landlock domain without rights.
-static IN_DOMAIN: [AtomicU8; ThreadKind::ALL.len()] = [const { AtomicU8::new(UNKNOWN) }; 7];
+static IN_DOMAIN: [AtomicU8; ThreadKind::ALL.len()] =
+    [const { AtomicU8::new(UNKNOWN) }; ThreadKind::ALL.len()];
 
 /// The confinement in force for a kind of thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

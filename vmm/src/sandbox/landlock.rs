@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd,
+    Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -26,6 +26,9 @@ const READ_ALWAYS: [&str; 5] = [
     "/sys/module",
     "/sys/devices/system/cpu",
 ];
+/// The list of servers for names (resolv.conf(5)), and their port.
+const SERVERS: &str = "/etc/resolv.conf";
+const DNS: u16 = 53;
 /// Devices of all VMs.
 const DEVICES: [&str; 3] = ["/dev/kvm", "/dev/null", "/dev/userfaultfd"];
 
@@ -65,6 +68,29 @@ pub(super) fn leave_other_processes() -> Result<(), RulesetError> {
         .handle_access(AccessNet::ConnectTcp)?
         .scope(Scope::AbstractUnixSocket | Scope::Signal)?;
     restrict(ruleset.create()?).map(drop)
+}
+
+/// Puts the calling thread, the only one of its process, into a domain that leaves it what a resolver needs:
+/// the directory of the list of servers, where another list may take its place, the host's addresses, and
+/// connections to port 53.
+///
+/// # Errors
+/// The kernel refuses a domain.
+pub(super) fn keep_to_names() -> Result<(), RulesetError> {
+    let list = std::fs::canonicalize(SERVERS).unwrap_or_else(|_| SERVERS.into());
+    let readable = [directory_of(&list).to_owned(), PathBuf::from("/proc/self/net")];
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::AbstractUnixSocket | Scope::Signal)?
+        .create()?
+        .add_rule(NetPort::new(DNS, AccessNet::ConnectTcp))?;
+    for path in readable {
+        let Ok(file) = PathFd::new(&path) else { continue };
+        ruleset = ruleset.add_rule(PathBeneath::new(file, AccessFs::ReadFile))?;
+    }
+    restrict(ruleset).map(drop)
 }
 
 /// Puts the calling thread into a domain that leaves it the files of `bounds`, and what each VM needs.

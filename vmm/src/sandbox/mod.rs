@@ -43,14 +43,24 @@ pub enum ThreadKind {
     Pager,
     /// Makes system calls with paths for the others, in a process of its own.
     Opener,
+    /// Asks the host's servers for names, in a process of its own.
+    Resolver,
     /// Works for the program, for example on a snapshot. It starts threads of the other kinds, too.
     Worker,
 }
 
 impl ThreadKind {
     /// All kinds, in the order of their filters.
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Vcpu, Self::Device, Self::Block, Self::Starter, Self::Pager, Self::Opener, Self::Worker];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Vcpu,
+        Self::Device,
+        Self::Block,
+        Self::Starter,
+        Self::Pager,
+        Self::Opener,
+        Self::Resolver,
+        Self::Worker,
+    ];
 
     /// Returns its name in the file of filters.
     #[must_use]
@@ -62,6 +72,7 @@ impl ThreadKind {
             Self::Starter => "starter",
             Self::Pager => "pager",
             Self::Opener => "opener",
+            Self::Resolver => "resolver",
             Self::Worker => "worker",
         }
     }
@@ -189,6 +200,10 @@ pub fn confine(confinement: &Confinement) -> Result<()> {
         opener::start(&opener::Duties {
             harden: process::harden,
             confine: || confine_this_thread(ThreadKind::Opener),
+            confine_resolver: || {
+                process::become_nobody();
+                confine_this_thread(ThreadKind::Resolver);
+            },
             bounds: bounds.as_ref(),
             bound: keep_within,
             programs: &confinement.programs,
@@ -268,13 +283,15 @@ pub fn confine_this_thread(kind: ThreadKind) {
         log::error!("cannot confine a thread of kind {}: {error}; the process ends", kind.name());
         std::process::abort();
     };
-    if kind == ThreadKind::Opener {
-        landlock::leave_other_processes().unwrap_or_else(|error| refused(&error));
-    } else {
-        // Workers end the programs that this process started.
-        landlock::give_up_rights(kind == ThreadKind::Worker).unwrap_or_else(|error| refused(&error));
-        in_force::note(kind, parent);
-        paths::ask_from_now_on();
+    match kind {
+        ThreadKind::Opener => landlock::leave_other_processes().unwrap_or_else(|error| refused(&error)),
+        ThreadKind::Resolver => landlock::keep_to_names().unwrap_or_else(|error| refused(&error)),
+        _ => {
+            // Workers end the programs that this process started.
+            landlock::give_up_rights(kind == ThreadKind::Worker).unwrap_or_else(|error| refused(&error));
+            in_force::note(kind, parent);
+            paths::ask_from_now_on();
+        }
     }
     if let Some(filters) = filters {
         ThisThread::note();

@@ -32,6 +32,25 @@ pub(super) fn harden() -> Result<()> {
     setrlimit(Resource::Core, none).map_err(refused("forbid core files"))
 }
 
+/// Makes a process of root, the calling thread's, one of a user without rights. It stays another user's.
+pub(super) fn become_nobody() {
+    /// The user `nobody` (`overflowuid` of the kernel).
+    const NOBODY: libc::uid_t = 65534;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // SAFETY: the calls take numbers; an empty list is not read.
+    let done = unsafe {
+        libc::setgroups(0, std::ptr::null()) == 0
+            && libc::setresgid(NOBODY, NOBODY, NOBODY) == 0
+            && libc::setresuid(NOBODY, NOBODY, NOBODY) == 0
+    };
+    if !done {
+        // A user namespace may lack that user.
+        log::debug!("the resolver stays root: {}", io::Error::last_os_error());
+    }
+}
+
 /// Opens the process's own page map. Without CAP_DAC_OVERRIDE, a process that is not dumpable may not, and
 /// one in an empty root does not find it.
 pub(super) fn keep_pagemap() {

@@ -17,6 +17,7 @@ const LONGEST_CHAIN: usize = 16;
 const LONGEST_TTL: u32 = 3600;
 
 type Data<'a> = AllRecordData<&'a [u8], ParsedName<&'a [u8]>>;
+type Parsed<'a> = Record<ParsedName<&'a [u8]>, Data<'a>>;
 
 /// The checked answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -72,9 +73,7 @@ pub(super) fn read(
 }
 
 /// The records of the answer's section, of the class IN.
-fn records<'a>(
-    message: &'a Message<[u8]>,
-) -> Result<Vec<Record<ParsedName<&'a [u8]>, Data<'a>>>, &'static str> {
+fn records<'a>(message: &'a Message<[u8]>) -> Result<Vec<Parsed<'a>>, &'static str> {
     let section = message.answer().map_err(|_| "its question is cut off")?;
     let mut records = Vec::new();
     for record in section.into_records::<Data<'a>>() {
@@ -90,11 +89,10 @@ fn records<'a>(
 }
 
 /// The chain of canonical names from the question on, and the name at its end.
-#[allow(clippy::type_complexity)]
 fn chain<'r, 'a>(
-    records: &'r [Record<ParsedName<&'a [u8]>, Data<'a>>],
+    records: &'r [Parsed<'a>],
     question: &Question,
-) -> Result<(Vec<&'r Record<ParsedName<&'a [u8]>, Data<'a>>>, WireName<Vec<u8>>), &'static str> {
+) -> Result<(Vec<&'r Parsed<'a>>, WireName<Vec<u8>>), &'static str> {
     let (mut chain, mut last) = (Vec::new(), question.wire.clone());
     if question.kind == Rtype::CNAME {
         return Ok((chain, last));
@@ -113,13 +111,11 @@ fn chain<'r, 'a>(
     }
 }
 
-fn ttl(record: &Record<ParsedName<&[u8]>, Data<'_>>) -> u32 {
+fn ttl(record: &Parsed<'_>) -> u32 {
     record.ttl().as_secs().min(LONGEST_TTL)
 }
 
 /// A record for the guest.
-fn with_ttl<'r, 'a>(
-    record: &'r Record<ParsedName<&'a [u8]>, Data<'a>>,
-) -> (&'r ParsedName<&'a [u8]>, Class, Ttl, &'r Data<'a>) {
+fn with_ttl<'r, 'a>(record: &'r Parsed<'a>) -> (&'r ParsedName<&'a [u8]>, Class, Ttl, &'r Data<'a>) {
     (record.owner(), Class::IN, Ttl::from_secs(ttl(record)), record.data())
 }

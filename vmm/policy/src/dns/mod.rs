@@ -14,7 +14,9 @@ mod answer;
 mod datagram;
 mod desk;
 mod question;
+mod upstream;
 
 pub use datagram::Datagram;
 pub use desk::{Answered, Ask, Desk, Reply};
 pub use question::MOST_UDP;
+pub use upstream::{FromServer, look, query};

@@ -93,6 +93,7 @@ fn built_in(kind: ThreadKind) -> &'static [u64] {
         ThreadKind::Starter => &built_in::STARTER,
         ThreadKind::Pager => &built_in::PAGER,
         ThreadKind::Opener => &built_in::OPENER,
+        ThreadKind::Resolver => &built_in::RESOLVER,
         ThreadKind::Worker => &built_in::WORKER,
     }
 }

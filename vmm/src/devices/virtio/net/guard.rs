@@ -1,21 +1,35 @@
-//! The policy of a network device: which frames pass, and the device's answers to denied ones.
+//! The policy of a network device: which frames pass, and the device's own answers.
 //!
 //! A frame is judged by a copy of its headers, and the backend gets this copy: the guest may change its
-//! memory at any time. An incoming frame is judged before the guest's memory has it.
+//! memory at any time. A frame that the device takes is copied whole. An incoming frame is judged before the
+//! guest's memory has it.
+//!
+//! ```text
+//!  guest ──> Filter ──pass──────────────────────────────> backend
+//!              ├─stop──> answer ──> guest
+//!              └─take──> question:   Names ──> answer ──> guest
+//!                        TLS:        Filter::hold ──copies──> backend
+//! ```
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use volt_policy::{Cause, Filter, GuestAddresses, Interface, Judge, Offload, Outcome};
+use volt_policy::{
+    Answered, Cause, Copied, Datagram, Filter, GuestAddresses, Interface, Judge, Offload, Outcome, SavedPin,
+    Taken,
+};
 
+use super::names::{Asker, Names, News};
 use crate::config::devices::{NetBackend, NetConfig};
 use crate::config::network::Mac;
 use crate::config::user_network::{IPV4, IPV6};
 use crate::devices::log_limit::LogLimit;
 
-/// Most answers that wait for buffers of the guest.
+/// Most answers that wait for buffers of the guest, and most frames that wait for room in the backend.
 const MOST_ANSWERS: usize = 64;
+const MOST_UNSENT: usize = 256;
 
 /// See the module.
 #[derive(Debug)]
@@ -23,37 +37,137 @@ pub(super) struct Guard {
     /// Name of the device, for the log.
     name: String,
     filter: Filter,
+    names: Names,
     answers: VecDeque<Vec<u8>>,
+    /// Frames for the far side that the device has copied.
+    unsent: VecDeque<Copied>,
     log: LogLimit,
+}
+
+/// The fate of a frame of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Passage {
+    Passes,
+    Drops,
+    /// The whole frame is for [`Guard::take`].
+    Takes(Taken),
 }
 
 impl Guard {
     pub fn new(config: &NetConfig, mac: Mac, judge: Arc<Judge>) -> Self {
-        let filter = Filter::new(judge, interface(config, mac));
-        Self { name: config.id.clone(), filter, answers: VecDeque::new(), log: LogLimit::new() }
+        Self {
+            name: config.id.clone(),
+            filter: Filter::new(judge, interface(config, mac)),
+            names: Names::new(&config.id),
+            answers: VecDeque::new(),
+            unsent: VecDeque::new(),
+            log: LogLimit::new(),
+        }
     }
 
     /// Takes another policy. Connections that it denies end.
     pub fn change(&mut self, judge: Arc<Judge>) {
-        self.filter.change(judge);
+        self.filter.change(judge, Instant::now());
     }
 
     /// Begins anew, as after a restore, with the hardware address that the guest knows.
     pub fn begin_anew(&mut self, mac: Mac) {
         self.filter.begin_anew(mac);
+        self.names.clear();
         self.answers.clear();
+        self.unsent.clear();
     }
 
-    /// Whether a frame of the guest passes. `head` has its first bytes, or all of `len`.
-    pub fn passes_out(&mut self, head: &[u8], len: usize, offload: Offload) -> bool {
-        let outcome = self.filter.outgoing(head, len, offload, Instant::now());
-        self.note(outcome, "from the guest")
+    /// The pins, for a snapshot.
+    pub fn save_pins(&self) -> Vec<SavedPin> {
+        self.filter.save_pins()
     }
 
-    /// Whether a frame for the guest passes.
-    pub fn passes_in(&mut self, head: &[u8], len: usize) -> bool {
-        let outcome = self.filter.incoming(head, len, Instant::now());
-        self.note(outcome, "to the guest")
+    /// Takes the pins of a snapshot for a minute, in which their names are asked for again.
+    pub fn restore_pins(&mut self, saved: &[SavedPin]) {
+        let names = self.filter.restore_pins(saved, Instant::now());
+        self.names.renew(names);
+    }
+
+    /// The fate of a frame of the guest. `head` has its first bytes, or all of `len`.
+    pub fn outgoing(&mut self, head: &[u8], len: usize, offload: Offload) -> Passage {
+        let now = Instant::now();
+        let outcome = self.filter.outgoing(head, len, offload, now);
+        self.names.renew_some(now);
+        match outcome {
+            Outcome::Pass => Passage::Passes,
+            Outcome::Take(taken) => Passage::Takes(taken),
+            Outcome::Stop(cause, answer) => {
+                self.note(&cause, "from the guest");
+                self.answer(answer);
+                Passage::Drops
+            }
+        }
+    }
+
+    /// Takes a whole frame of the guest.
+    pub fn take(&mut self, taken: Taken, copied: &Copied, offload: Offload) {
+        let now = Instant::now();
+        match taken {
+            Taken::Question => self.take_question(&copied.frame, now),
+            Taken::Hello => {
+                let held = self.filter.hold(copied, offload, now);
+                if let Some(cause) = &held.cause {
+                    self.note(cause, "from the guest");
+                }
+                self.answer(held.to_guest);
+                let room = MOST_UNSENT.saturating_sub(self.unsent.len());
+                self.unsent.extend(held.to_far.into_iter().take(room));
+            }
+            Taken::Request => {}
+        }
+    }
+
+    fn take_question(&mut self, frame: &[u8], now: Instant) {
+        let Some((datagram, message)) = Datagram::parse(frame) else { return };
+        let judge = Arc::clone(self.filter.judge());
+        let asker = Asker::Datagram(Box::new(datagram.clone()));
+        if let Some(answer) = self.names.take(message, asker, &judge, now) {
+            self.answer(datagram.answer(&answer));
+        }
+    }
+
+    /// Whether a frame for the guest passes. `frame` has all of it.
+    pub fn passes_in(&mut self, frame: &[u8]) -> bool {
+        match self.filter.incoming(frame, frame.len(), Instant::now()) {
+            Outcome::Pass => true,
+            Outcome::Take(_) => false,
+            Outcome::Stop(cause, answer) => {
+                self.note(&cause, "to the guest");
+                self.answer(answer);
+                false
+            }
+        }
+    }
+
+    /// Takes the news of the resolver.
+    pub fn listen(&mut self) {
+        let judge = Arc::clone(self.filter.judge());
+        for news in self.names.news(&judge) {
+            match news {
+                News::Answered(Answered { asker, message, truncated, name, addresses, .. }) => {
+                    // The guest may use an address as soon as it knows it.
+                    self.filter.pin(&name, &addresses, Instant::now());
+                    if let Asker::Datagram(datagram) = asker {
+                        self.answer(datagram.answer(&truncated.unwrap_or(message)));
+                    }
+                }
+                News::HostAddresses(addresses) => {
+                    let judge = self.filter.judge().with_host_addresses(addresses);
+                    self.change(Arc::new(judge));
+                }
+            }
+        }
+    }
+
+    /// The descriptor that is readable when there is news of the resolver, and a number that no other one had.
+    pub fn descriptor(&self) -> Option<(u64, BorrowedFd<'_>)> {
+        self.names.descriptor()
     }
 
     /// The next answer to the guest.
@@ -65,9 +179,18 @@ impl Guard {
         !self.answers.is_empty()
     }
 
-    fn note(&mut self, outcome: Outcome, direction: &str) -> bool {
-        let Outcome::Stop(cause, answer) = outcome else { return true };
-        match &cause {
+    /// The next frame for the far side that the device has copied.
+    pub fn next_unsent(&self) -> Option<&Copied> {
+        self.unsent.front()
+    }
+
+    /// Forgets that frame.
+    pub fn sent(&mut self) {
+        self.unsent.pop_front();
+    }
+
+    fn note(&mut self, cause: &Cause, direction: &str) {
+        match cause {
             Cause::Denied { .. } | Cause::Full => {
                 let name = &self.name;
                 self.log.warn(format_args!("{name}: a frame {direction} is dropped: {cause}"));
@@ -75,21 +198,21 @@ impl Guard {
             Cause::Malformed(_) => log::debug!("{}: a frame {direction} is dropped: {cause}", self.name),
             Cause::Unknown => {}
         }
-        // The guest asks again, or waits until its own limit.
+    }
+
+    /// Keeps a frame for the guest. Without room it is lost: the guest asks again, or waits until its own
+    /// limit.
+    fn answer(&mut self, answer: Option<Vec<u8>>) {
         self.answers.extend(answer.filter(|_| self.answers.len() < MOST_ANSWERS));
-        false
     }
 }
 
 /// The interface as the filter knows it. A guest behind a tap has addresses of its owner's choice.
 fn interface(config: &NetConfig, mac: Mac) -> Interface {
-    let mut interface = Interface { mac, addresses: None, resolvers: Vec::new(), forwarded: Vec::new() };
+    let mut interface = Interface { mac, addresses: None, forwarded: Vec::new() };
     if let NetBackend::Passt { forward } = &config.backend {
         interface.addresses = Some(GuestAddresses::new(IPV4.address, (IPV6.address, IPV6.prefix)));
         interface.forwarded = forward.iter().map(|(_, guest)| *guest).collect();
-        if config.dns_forward {
-            interface.resolvers = vec![IPV4.resolver.into(), IPV6.resolver.into()];
-        }
     }
     interface
 }

@@ -6,6 +6,7 @@
 //!            queue 0 <──receive───            └── passt: a process that needs no privileges
 //!                 │
 //!                 ├── guard: lets through what the VM's policy allows, if it has one
+//!                 │     └── names: answers the guest's questions, by a resolver
 //!                 └── metadata: a service of the device itself, if the VM has one
 //! ```
 //!
@@ -20,7 +21,7 @@ use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
-use volt_policy::{Judge, Policy};
+use volt_policy::{Judge, Policy, SavedPin};
 
 use super::watch::Watch;
 use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
@@ -38,6 +39,7 @@ mod backoff;
 mod guard;
 mod header;
 pub(crate) mod metadata;
+mod names;
 pub(crate) mod passt;
 mod pieces;
 mod receive;
@@ -83,8 +85,9 @@ const OPERATIONS: &[OperationKind] = &[
     OperationKind { name: "receive", header: header::LEN },
     OperationKind { name: "transmit", header: header::LEN },
 ];
-/// Number of the backend's descriptor in the watch.
+/// Numbers of the descriptors of the backend and of the resolver in the watch.
 const BACKEND: u64 = 0;
+const RESOLVER: u64 = 1;
 
 /// A network device.
 #[derive(Debug)]
@@ -96,6 +99,8 @@ pub struct Net {
     backend: Box<dyn Backend>,
     watch: Option<Watch>,
     watched_events: EventFlags,
+    /// The number of the resolver that is watched.
+    watched_resolver: Option<u64>,
     receiver: Receiver,
     transmitter: Transmitter,
     service: Option<Box<MetadataService>>,
@@ -131,6 +136,9 @@ pub struct NetState {
     mac: Mac,
     mtu: Option<u16>,
     link: bool,
+    /// Addresses that names of the policy were resolved to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pins: Vec<SavedPin>,
 }
 
 /// Reason for the end of a turn.
@@ -195,6 +203,7 @@ impl Net {
             backend,
             watch: None,
             watched_events: EventFlags::empty(),
+            watched_resolver: None,
             receiver: Receiver::new(&config.receive_limit),
             transmitter: Transmitter::new(&config.transmit_limit),
             service: None,
@@ -243,6 +252,9 @@ impl Net {
         io: &mut DeviceIo<'_>,
     ) -> std::result::Result<NextTurn, DeviceFailed> {
         let ready = matches!(cause, WakeReason::Ready(_));
+        if let (WakeReason::Ready(RESOLVER), Some(guard)) = (cause, &mut self.guard) {
+            guard.listen();
+        }
         let mut next = NextTurn::Wait;
         let has_room = self.transmitter.blocked || self.has_unsent();
         if !ready || has_room && !self.transmitter.failing {
@@ -317,15 +329,37 @@ impl Net {
     /// Stops watching the backend. The worker does not ask a failed device, so an event would repeat without
     /// end.
     fn stop_watching(&mut self) {
+        let resolver = self.guard.as_ref().and_then(|guard| guard.descriptor());
+        if let (Some(watch), Some((number, descriptor))) = (&self.watch, resolver)
+            && self.watched_resolver == Some(number)
+        {
+            let _ = watch.remove(&descriptor); // cannot fail: it is watched
+        }
         if let Some(watch) = self.watch.take().filter(|_| !self.watched_events.is_empty()) {
             let _ = watch.remove(&self.backend.descriptor()); // cannot fail: it is watched
         }
         self.watched_events = EventFlags::empty();
+        self.watched_resolver = None;
+    }
+
+    /// Watches the resolver, which may have begun or ended.
+    fn watch_resolver(&mut self) -> std::result::Result<(), DeviceFailed> {
+        let Some(watch) = &self.watch else { return Ok(()) };
+        let resolver = self.guard.as_ref().and_then(|guard| guard.descriptor());
+        let number = resolver.map(|(number, _)| number);
+        if number == self.watched_resolver {
+            return Ok(());
+        }
+        self.watched_resolver = number;
+        // One that has ended was closed, and is not watched any more.
+        let added = resolver.map(|(_, descriptor)| watch.add(&descriptor, RESOLVER, EventFlags::IN));
+        added.unwrap_or(Ok(())).map_err(|_| DeviceFailed("the host cannot watch the resolver"))
     }
 
     /// Watches the backend for the events that the device can use, and for nothing else. A ready event that
     /// is not used would wake the device again and again, and a backend that has gone away stays ready.
     fn update_watch(&mut self) -> std::result::Result<(), DeviceFailed> {
+        self.watch_resolver()?;
         let Some(watch) = &self.watch else { return Ok(()) };
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, self.connected && !self.receiver.starved && !self.receiver.limited);
@@ -375,6 +409,7 @@ impl VirtioDevice for Net {
 
     fn begin(&mut self, io: &mut DeviceIo<'_>, watch: &Watch) -> std::result::Result<(), DeviceFailed> {
         (self.watch, self.watched_events) = (Some(watch.clone()), EventFlags::empty());
+        self.watched_resolver = None;
         self.receiver.begin();
         if self.connected
             && let Err(error) = self.backend.begin(io.features & feature::OFFLOAD, self.mac)
@@ -423,24 +458,29 @@ impl Persist for Net {
             backend: _,
             watch: _,
             watched_events: _,
+            watched_resolver: _,
             receiver: _,
             transmitter: _,
             service: _,
-            guard: _,
+            guard,
             connected: _,
             log: _,
             mac,
             mtu,
             link,
         } = self;
-        Ok(NetState { mac: *mac, mtu: *mtu, link: *link })
+        let pins = guard.as_ref().map_or_else(Vec::new, |guard| guard.save_pins());
+        Ok(NetState { mac: *mac, mtu: *mtu, link: *link, pins })
     }
 
     /// The guest keeps the address that it knows, and no connection to the metadata service.
     fn restore(&mut self, state: &NetState) -> Result<()> {
-        let NetState { mac, mtu, link } = state;
+        let NetState { mac, mtu, link, pins } = state;
         (self.mac, self.mtu, self.link) = (*mac, *mtu, *link);
         self.reset_own();
+        if let Some(guard) = &mut self.guard {
+            guard.restore_pins(pins);
+        }
         Ok(())
     }
 }

@@ -14,8 +14,6 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-use volt_policy::HEAD;
-
 use super::backend;
 use super::backend::Backend;
 use super::backoff::Backoff;
@@ -231,8 +229,8 @@ impl Receiver {
     /// Whether a guard lets a frame pass, if there is one.
     fn passes(&self, read: &ReadFrame, guard: Option<&mut Guard>) -> bool {
         let body = read.len.saturating_sub(header::LEN);
-        let head = &self.spill[..body.min(HEAD).min(self.spill.len())];
-        guard.is_none_or(|guard| guard.passes_in(head, body))
+        // A longer frame than there is room for is cut, and dropped later.
+        guard.is_none_or(|guard| guard.passes_in(&self.spill[..body.min(self.spill.len())]))
     }
 
     /// Reads a frame into the window and the spill memory, and its header apart. A frame that may not pass is

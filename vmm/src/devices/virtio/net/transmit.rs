@@ -5,12 +5,12 @@
 use std::io::{self, ErrorKind};
 use std::time::Instant;
 
-use volt_policy::HEAD;
+use volt_policy::{Copied, HEAD};
 
 use super::backend;
 use super::backend::Backend;
 use super::backoff::Backoff;
-use super::guard::Guard;
+use super::guard::{Guard, Passage};
 use super::header;
 use super::header::Header;
 use super::metadata::MetadataService;
@@ -86,6 +86,9 @@ impl Transmitter {
             }
             Ok(()) => self.backoff.succeeded(),
         }
+        if let Some(turn_end) = self.send_copies(backend, own.guard.as_deref_mut(), connected, io) {
+            return Ok(turn_end);
+        }
         let (features, mut gone) = (io.features, None);
         let next = io.each_chain(QUEUE, MAX_FRAMES_PER_TURN, |mut chain| {
             if let Some(service) = &mut own.service
@@ -128,9 +131,46 @@ impl Transmitter {
             self.has_sent = true;
             Ok(outcome)
         })?;
+        if gone.is_none()
+            && let Some(turn_end) = self.send_copies(backend, own.guard, connected, io)
+        {
+            return Ok(turn_end);
+        }
         io.counters.limited(QUEUE, self.limiter.waits());
         io.counters.waits(QUEUE, self.blocked);
         Ok(gone.map_or_else(|| next.into(), TurnEnd::Gone))
+    }
+}
+
+impl Transmitter {
+    /// Sends the frames that a guard has copied. Returns the end of the turn if the backend takes no more.
+    fn send_copies(
+        &mut self,
+        backend: &mut dyn Backend,
+        guard: Option<&mut Guard>,
+        connected: bool,
+        io: &DeviceIo<'_>,
+    ) -> Option<TurnEnd> {
+        let guard = guard?;
+        while let Some(Copied { header, frame }) = guard.next_unsent() {
+            let (mut header, mut bytes) = (*header, frame.to_vec());
+            let mut pieces = Pieces::default();
+            pieces.push_own(&mut header);
+            pieces.push_own(&mut bytes);
+            match if connected { backend.send(pieces) } else { Ok(()) } {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    io.counters.waits(QUEUE, true);
+                    return Some(TurnEnd::Ready);
+                }
+                Err(error) if backend::is_gone(&error) => return Some(TurnEnd::Gone(error)),
+                Err(_) => self.dropped += 1,
+                Ok(()) => {}
+            }
+            guard.sent();
+        }
+        None
     }
 }
 
@@ -172,8 +212,17 @@ fn send(
     if let Some(guard) = guard {
         let len = chain.readable.len();
         judged = chain.readable.read(&mut head);
-        if !guard.passes_out(&head[..judged], len, passed.offload()) {
-            return SendOutcome::Dropped;
+        match guard.outgoing(&head[..judged], len, passed.offload()) {
+            Passage::Passes => {}
+            Passage::Drops => return SendOutcome::Dropped,
+            Passage::Takes(taken) => {
+                let mut frame = vec![0; len];
+                frame[..judged].copy_from_slice(&head[..judged]);
+                chain.readable.read(&mut frame[judged..]);
+                let copied = Copied { header: passed.to_bytes(), frame: frame.into() };
+                guard.take(taken, &copied, passed.offload());
+                return SendOutcome::Sent;
+            }
         }
     }
     loop {

@@ -1,0 +1,142 @@
+//! The loop of the resolver.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
+};
+
+use super::lookup::Lookup;
+use super::protocol::{decode_ask, encode_addresses, encode_answer};
+use super::servers::{FILE, PORT, ServersFile};
+use crate::host_addresses;
+
+/// Most questions at once. A device asks no more.
+const MOST_LOOKUPS: usize = 64;
+/// Bytes of the longest question: a number, a type and a name.
+const LONGEST_ASK: usize = 4 + 2 + 256;
+/// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR` (linux/rtnetlink.h).
+const ADDRESSES: u32 = 0x10 | 0x100;
+
+/// Serves a device until it closes its socket.
+pub(crate) fn run(device: &OwnedFd) {
+    serve(device, ServersFile::at(FILE, PORT));
+}
+
+/// As [`run`], with the servers of another file.
+pub(super) fn serve(device: &OwnedFd, mut servers: ServersFile) {
+    let changes = changes_of_addresses().inspect_err(|error| {
+        log::warn!("the resolver does not see changes of the host's addresses: {error}");
+    });
+    let changes = changes.ok();
+    let mut lookups = Vec::<Lookup>::new();
+    tell_addresses(device);
+    loop {
+        let ready = wait(device, changes.as_ref(), &lookups);
+        let Ok([device_ready, changes_ready, lookups_ready @ ..]) = ready.as_deref() else { return };
+        let now = Instant::now();
+        for (lookup, is_ready) in lookups.iter_mut().zip(lookups_ready) {
+            let answer = if *is_ready { lookup.go_on(now) } else { None };
+            if let Some(answer) = answer {
+                tell(device, &encode_answer(lookup.number(), Some(&answer)));
+                lookup.is_answered = true;
+                continue;
+            }
+            lookup.check_time(now);
+            if lookup.has_failed() {
+                tell(device, &encode_answer(lookup.number(), None));
+            }
+        }
+        lookups.retain(|lookup| !lookup.is_answered && !lookup.has_failed());
+        if *changes_ready {
+            drain(changes.as_ref());
+            tell_addresses(device);
+        }
+        if *device_ready && !take_questions(device, &mut servers, &mut lookups, now) {
+            return;
+        }
+    }
+}
+
+/// Waits. Returns whether the device, the changes and each lookup are ready.
+fn wait(device: &OwnedFd, changes: Option<&OwnedFd>, lookups: &[Lookup]) -> io::Result<Vec<bool>> {
+    let mut polled = vec![PollFd::new(device, PollFlags::IN)];
+    // Without changes, the device stands in their place and is ignored.
+    let changes_flags = if changes.is_some() { PollFlags::IN } else { PollFlags::empty() };
+    polled.push(PollFd::from_borrowed_fd(changes.unwrap_or(device).as_fd(), changes_flags));
+    for lookup in lookups {
+        let (socket, flags) = lookup.waits_for().unwrap_or((device.as_fd(), PollFlags::empty()));
+        polled.push(PollFd::from_borrowed_fd(socket, flags));
+    }
+    let until = lookups.iter().filter_map(Lookup::until).min();
+    let timeout = until.map(|until| {
+        let left = until.saturating_duration_since(Instant::now());
+        Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }
+    });
+    match poll(&mut polled, timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let mut ready: Vec<_> = polled.iter().map(|entry| !entry.revents().is_empty()).collect();
+    ready[1] &= changes.is_some();
+    Ok(ready)
+}
+
+/// Takes the questions that wait. Returns false if the device has closed its socket.
+fn take_questions(
+    device: &OwnedFd,
+    servers: &mut ServersFile,
+    lookups: &mut Vec<Lookup>,
+    now: Instant,
+) -> bool {
+    loop {
+        let mut bytes = [0; LONGEST_ASK];
+        let (_, len) = match recv(device, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return false,
+            Ok(received) => received,
+            Err(rustix::io::Errno::AGAIN) => return true,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return false,
+        };
+        let Some(ask) = decode_ask(&bytes[..len.min(LONGEST_ASK)]) else { continue };
+        let lookup = Lookup::new(ask, servers.now(), now);
+        if lookups.len() >= MOST_LOOKUPS || lookup.has_failed() {
+            tell(device, &encode_answer(lookup.number(), None));
+        } else {
+            lookups.push(lookup);
+        }
+    }
+}
+
+/// A device that does not take a message has too many of them. It gives up the question itself.
+fn tell(device: &OwnedFd, message: &[u8]) {
+    let _ = send(device, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+fn tell_addresses(device: &OwnedFd) {
+    match host_addresses::list() {
+        Ok(addresses) => tell(device, &encode_addresses(&addresses)),
+        Err(error) => log::warn!("the resolver cannot list the host's addresses: {error}"),
+    }
+}
+
+/// A socket that is readable when an address of the host comes or goes (rtnetlink(7)).
+fn changes_of_addresses() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // Without a protocol, it is NETLINK_ROUTE.
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    bind(&socket, &SocketAddrNetlink::new(0, ADDRESSES))?;
+    Ok(socket)
+}
+
+/// Takes all messages. The addresses are listed anew, whatever they say.
+fn drain(changes: Option<&OwnedFd>) {
+    let Some(changes) = changes else { return };
+    let mut bytes = [0; 8192];
+    // An error says that messages were lost.
+    while recv(changes, &mut bytes[..], RecvFlags::DONTWAIT).is_ok_and(|(_, len)| len > 0) {}
+}
