@@ -3,13 +3,14 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::namespace::Namespace;
@@ -52,6 +53,25 @@ impl Network {
         network.ip("-6 route add default via 2001:db8::fe dev way");
         network.ip("addr add 2001:db8:1::1/128 dev lo");
         network
+    }
+
+    /// Makes the network beyond that of [`Self::with_a_way_out`]: its host has `192.0.2.254`, `2001:db8::fe` and
+    /// these addresses, and a cable leads there as long as the second value lives.
+    ///
+    /// # Panics
+    /// The host refuses.
+    #[must_use]
+    pub fn beyond(&self, addresses: &[&str]) -> (Self, Cable) {
+        let far = Self::new();
+        let write = || std::fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0");
+        far.inside(write).expect("use addresses of IPv6 at once");
+        far.add_tap("way", "192.0.2.254/24");
+        far.ip("addr add 2001:db8::fe/64 dev way");
+        for address in addresses {
+            far.ip(&format!("addr add {address} dev way"));
+        }
+        let ends = [self, &far].map(|network| network.inside(|| open_tap("way")).expect("open a tap"));
+        (far, Cable::between(ends))
     }
 
     pub(crate) fn try_new() -> io::Result<Self> {
@@ -139,6 +159,48 @@ impl Network {
 impl Default for Network {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// A cable between two taps. It is cut on drop.
+#[derive(Debug)]
+pub struct Cable {
+    thread: Option<std::thread::JoinHandle<()>>,
+    /// Dropped to end the thread.
+    stop: Option<io::PipeWriter>,
+}
+
+impl Cable {
+    fn between([a, b]: [File; 2]) -> Self {
+        let (stopped, stop) = io::pipe().expect("make a pipe");
+        let carry = move || {
+            loop {
+                let mut ready = [PollFd::new(&a, PollFlags::IN), PollFd::new(&b, PollFlags::IN)].to_vec();
+                ready.push(PollFd::new(&stopped, PollFlags::IN));
+                if poll(&mut ready, None).is_err() {
+                    continue;
+                }
+                let ready: Vec<_> = ready.iter().map(|entry| !entry.revents().is_empty()).collect();
+                if ready[2] {
+                    return;
+                }
+                for (is_ready, mut from, mut to) in [(ready[0], &a, &b), (ready[1], &b, &a)] {
+                    let mut frame = vec![0; 70_000];
+                    if is_ready && let Ok(len) = from.read(&mut frame) {
+                        // A frame for a tap without room is lost, as on a cable.
+                        let _ = to.write(&frame[..len]);
+                    }
+                }
+            }
+        };
+        Self { thread: Some(std::thread::spawn(carry)), stop: Some(stop) }
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
     }
 }
 

@@ -1,14 +1,15 @@
 //! `--allow`, `--deny` and their sisters: what a guest may reach.
 
 use clap::Args;
-use volt_vmm::policy::{Action, Denial, Policy, Rule};
+use volt_vmm::policy::{Action, Denial, Ech, Policy, Rule};
 
 /// Policy of the network interfaces
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct PolicyArgs {
     /// Let the guest reach this: [tcp:|udp:|icmp:]TARGET[:PORTS]. TARGET is a network (10.1.0.0/16,
-    /// [2001:db8::/32]), an address or * for all, and PORTS a list such as 80,8000-8100. It goes before any
-    /// --deny. Only a network inside a private, link-local or loopback range opens that. Repeatable
+    /// [2001:db8::/32]), an address, a name (example.org, or *.example.org for all names below) or * for all,
+    /// and PORTS a list such as 80,8000-8100. It goes before any --deny. Only a network inside a private,
+    /// link-local or loopback range opens that. Repeatable
     #[arg(long, value_name = "RULE")]
     allow: Vec<Rule>,
 
@@ -23,6 +24,19 @@ pub(super) struct PolicyArgs {
     /// Answer to denied packets: reject (a reset or a message of ICMP) or drop (silence) [default: reject]
     #[arg(long, value_name = "KIND", value_parser = denial)]
     denial: Option<Denial>,
+
+    /// Fate of TLS connections that encrypt the name (ECH), where rules are about names: outer (judged by the
+    /// name outside) or refuse [default: outer]
+    #[arg(long, value_name = "KIND", value_parser = ech)]
+    ech: Option<Ech>,
+}
+
+fn ech(text: &str) -> Result<Ech, &'static str> {
+    match text {
+        "outer" => Ok(Ech::Outer),
+        "refuse" => Ok(Ech::Refuse),
+        _ => Err("it is outer or refuse"),
+    }
 }
 
 fn denial(text: &str) -> Result<Denial, &'static str> {
@@ -36,9 +50,11 @@ fn denial(text: &str) -> Result<Denial, &'static str> {
 impl PolicyArgs {
     /// The policy, if an option names a part of one.
     pub(super) fn policy(self) -> Option<Policy> {
-        let Self { allow, deny, default_deny, denial } = self;
-        let is_given = !allow.is_empty() || !deny.is_empty() || default_deny || denial.is_some();
+        let Self { allow, deny, default_deny, denial, ech } = self;
+        let is_given =
+            !allow.is_empty() || !deny.is_empty() || default_deny || denial.is_some() || ech.is_some();
         let default = if default_deny { Action::Deny } else { Action::Allow };
-        is_given.then(|| Policy { default, allow, deny, denial: denial.unwrap_or_default() })
+        let (denial, ech) = (denial.unwrap_or_default(), ech.unwrap_or_default());
+        is_given.then_some(Policy { default, allow, deny, denial, ech })
     }
 }

@@ -6,6 +6,7 @@ mod inits;
 mod kernels;
 mod layers;
 mod main_process;
+mod names;
 mod network;
 mod policy;
 mod ports;

@@ -19,7 +19,7 @@ use super::runs::{IMAGE, Images};
 const ANSWER: [u8; 4] = [192, 0, 2, 77];
 
 /// The host's resolver, at its port and an address of the network.
-struct Resolver {
+pub(super) struct Resolver {
     socket: UdpSocket,
     questions: AtomicUsize,
 }
@@ -27,13 +27,13 @@ struct Resolver {
 impl Resolver {
     const ADDRESS: &str = "203.0.113.1:53";
 
-    fn new(network: &Network) -> Self {
+    pub(super) fn new(network: &Network) -> Self {
         let socket = network.inside(|| UdpSocket::bind(Self::ADDRESS)).unwrap();
         Self { socket, questions: AtomicUsize::new(0) }
     }
 
     /// Answers questions for addresses of IPv4 until [`Self::end`].
-    fn serve<'a>(&'a self, scope: &'a Scope<'a, '_>) -> Ends<'a> {
+    pub(super) fn serve<'a>(&'a self, scope: &'a Scope<'a, '_>) -> Ends<'a> {
         scope.spawn(|| {
             let mut question = [0; 512];
             while let Ok((len @ 12.., from)) = self.socket.recv_from(&mut question) {
@@ -49,13 +49,13 @@ impl Resolver {
         Ends(self)
     }
 
-    fn questions(&self) -> usize {
+    pub(super) fn questions(&self) -> usize {
         self.questions.load(Ordering::SeqCst)
     }
 }
 
 /// Ends the thread of a resolver on drop, also when the test fails.
-struct Ends<'a>(&'a Resolver);
+pub(super) struct Ends<'a>(&'a Resolver);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
