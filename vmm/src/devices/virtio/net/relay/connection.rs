@@ -45,7 +45,7 @@ pub(super) struct EndPair {
 enum NearEnd {
     /// The guest waits for an answer to the SYN in this frame.
     Held(Vec<u8>),
-    Open(TcpEnd),
+    Open(Box<TcpEnd>),
     /// There was none before the connection ended.
     Gone,
 }
@@ -62,7 +62,7 @@ pub(super) struct RelayedConnection {
     requests: RequestStream,
     /// The guest has got a byte of the far side.
     has_response: bool,
-    /// When a byte passed last.
+    /// When a byte passed last, or the far side ended.
     moved: Instant,
     /// When the connection that the relay ends is reset.
     ending: Option<Instant>,
@@ -94,7 +94,13 @@ impl RelayedConnection {
     }
 
     /// Takes a frame of the guest.
-    pub fn from_guest(&mut self, bytes: &[u8], frame: &TcpFrame<'_>, checksum: TcpChecksum, now: Instant) {
+    pub fn receive_from_guest(
+        &mut self,
+        bytes: &[u8],
+        frame: &TcpFrame<'_>,
+        checksum: TcpChecksum,
+        now: Instant,
+    ) {
         match &mut self.near {
             NearEnd::Open(near) => {
                 near.receive(frame.packet, checksum, now);
@@ -108,7 +114,7 @@ impl RelayedConnection {
     }
 
     /// Takes a frame of the far side.
-    pub fn from_far(&mut self, frame: &TcpFrame<'_>, checksum: TcpChecksum, now: Instant) {
+    pub fn receive_from_far(&mut self, frame: &TcpFrame<'_>, checksum: TcpChecksum, now: Instant) {
         self.far.receive(frame.packet, checksum, now);
     }
 
@@ -191,7 +197,7 @@ impl RelayedConnection {
         // Its checksum was verified when it came.
         near.receive(frame.packet, TcpChecksum::Trusted, now);
         self.moved = now;
-        self.near = NearEnd::Open(near);
+        self.near = NearEnd::Open(Box::new(near));
     }
 
     fn give_up(&mut self) {
@@ -231,8 +237,9 @@ impl RelayedConnection {
             }
             Err(ending) => return self.end(&ending, now, counts),
         }
-        if self.far.has_peer_ended() && !self.far.socket().can_recv() {
+        if self.far.has_peer_ended() && !self.far.socket().can_recv() && near.socket().may_send() {
             near.socket_mut().close();
+            self.moved = now;
         }
         if self.deadline().is_some_and(|deadline| deadline <= now) {
             self.end(&Ending::Cut, now, counts);
@@ -252,6 +259,8 @@ impl RelayedConnection {
             }
             Ending::Cut => None,
         };
+        // Requests that were allowed leave before the reset, as far as there is room.
+        self.far.work(now);
         self.far.socket_mut().abort();
         self.ending = Some(now + GOODBYE);
         let NearEnd::Open(near) = &mut self.near else { return };

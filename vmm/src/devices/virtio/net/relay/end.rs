@@ -20,16 +20,16 @@ use super::packets::{MOST_WAITING, PacketDevice, PacketQueue};
 
 /// Largest receive buffer in bytes. Beyond it the window is scaled. smoltcp 0.14 then believes that it gave
 /// the peer more than the buffer, from its SYN up to its next segment, and panics if the peer uses that.
-pub(super) const LARGEST_RECEIVE_BUFFER: usize = 0xffff;
+pub(crate) const LARGEST_RECEIVE_BUFFER: usize = 0xffff;
 /// Least MTU that IPv4 allows.
 const LEAST_MTU: u16 = 68;
 
 /// An address and a port.
-pub(super) type Endpoint = (IpAddr, u16);
+pub(crate) type Endpoint = (IpAddr, u16);
 
 /// Bytes of the buffers of an end. Nothing is allocated before the end is made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BufferSizes {
+pub(crate) struct BufferSizes {
     /// At most [`LARGEST_RECEIVE_BUFFER`].
     pub receive: usize,
     pub send: usize,
@@ -37,7 +37,7 @@ pub(super) struct BufferSizes {
 
 /// The checksum of an arriving segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TcpChecksum {
+pub(crate) enum TcpChecksum {
     /// It is there, and a segment with a wrong one is dropped.
     Verified,
     /// The sender may have left it to the host.
@@ -45,7 +45,7 @@ pub(super) enum TcpChecksum {
 }
 
 /// See the module.
-pub(super) struct TcpEnd {
+pub(crate) struct TcpEnd {
     interface: Interface,
     /// Has one socket.
     sockets: SocketSet<'static>,

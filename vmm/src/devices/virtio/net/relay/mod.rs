@@ -19,7 +19,7 @@ use super::metadata::seed;
 mod answer;
 mod chunks;
 mod connection;
-mod end;
+pub(super) mod end;
 mod frame;
 mod packets;
 mod requests;
@@ -89,7 +89,7 @@ impl Relays {
                 self.connections.remove(at);
             }
             Some(at) => {
-                self.connections[at].from_guest(frame, &syn, TcpChecksum::Trusted, now);
+                self.connections[at].receive_from_guest(frame, &syn, TcpChecksum::Trusted, now);
                 return true;
             }
             None => {}
@@ -118,7 +118,7 @@ impl Relays {
     }
 
     /// Takes a frame of the guest. Returns whether it is of a connection of the relay.
-    pub fn from_guest(
+    pub fn receive_from_guest(
         &mut self,
         frame: &[u8],
         checksum: TcpChecksum,
@@ -127,13 +127,13 @@ impl Relays {
     ) -> bool {
         let Some(segment) = TcpFrame::parse(frame) else { return false };
         let Some(at) = self.position(segment.source, segment.target) else { return false };
-        self.connections[at].from_guest(frame, &segment, checksum, now);
+        self.connections[at].receive_from_guest(frame, &segment, checksum, now);
         self.work_on(at, now, judge);
         true
     }
 
     /// Takes a frame of the far side. Returns whether it is of a connection of the relay.
-    pub fn from_far(
+    pub fn receive_from_far(
         &mut self,
         frame: &[u8],
         checksum: TcpChecksum,
@@ -142,7 +142,7 @@ impl Relays {
     ) -> bool {
         let Some(segment) = TcpFrame::parse(frame) else { return false };
         let Some(at) = self.position(segment.target, segment.source) else { return false };
-        self.connections[at].from_far(&segment, checksum, now);
+        self.connections[at].receive_from_far(&segment, checksum, now);
         self.work_on(at, now, judge);
         true
     }

@@ -20,7 +20,7 @@ use super::end::{Endpoint, has_peer_ended};
 pub(super) const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Judges a request for the far side with this address and port. The error is the reason of a denial.
-pub(super) type HostJudge<'a> = dyn FnMut(&RequestHead, Endpoint) -> Result<(), String> + 'a;
+pub(crate) type HostJudge<'a> = dyn FnMut(&RequestHead, Endpoint) -> Result<(), String> + 'a;
 
 /// Why a connection ends before both sides have ended it.
 #[derive(Clone, Debug, PartialEq, Eq)]
