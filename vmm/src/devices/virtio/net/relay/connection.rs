@@ -127,6 +127,8 @@ impl RelayedConnection {
         judge: &mut HostJudge<'_>,
         counts: &mut RelayCounts,
     ) -> Option<Vec<u8>> {
+        // A timeout may end one side.
+        self.send_due(now);
         let mut refusal = None;
         if let NearEnd::Held(syn) = &self.near {
             match self.far.socket().state() {
@@ -139,10 +141,7 @@ impl RelayedConnection {
             }
         }
         self.relay(now, judge, counts);
-        if let NearEnd::Open(near) = &mut self.near {
-            near.work(now);
-        }
-        self.far.work(now);
+        self.send_due(now);
         refusal
     }
 
@@ -198,6 +197,13 @@ impl RelayedConnection {
         near.receive(frame.packet, TcpChecksum::Trusted, now);
         self.moved = now;
         self.near = NearEnd::Open(Box::new(near));
+    }
+
+    fn send_due(&mut self, now: Instant) {
+        if let NearEnd::Open(near) = &mut self.near {
+            near.work(now);
+        }
+        self.far.work(now);
     }
 
     fn give_up(&mut self) {

@@ -86,7 +86,7 @@ impl Relays {
         }
         match self.position(syn.source, syn.target) {
             Some(at) if self.connections[at].is_over() => {
-                self.connections.remove(at);
+                self.connections.swap_remove(at);
             }
             Some(at) => {
                 self.connections[at].receive_from_guest(frame, &syn, TcpChecksum::Trusted, now);
@@ -98,7 +98,7 @@ impl Relays {
             && let Some(over) = self.connections.iter().position(RelayedConnection::is_over)
         {
             // Only late packets of its sides are left.
-            self.connections.remove(over);
+            self.connections.swap_remove(over);
         }
         let connection = match self.connections.len() {
             0..MOST_CONNECTIONS => RelayedConnection::new(frame, &syn, self.mtu, seed(), now),
@@ -149,10 +149,10 @@ impl Relays {
 
     /// Moves bytes of all connections, and sends what is due.
     pub fn work(&mut self, now: Instant, judge: &mut HostJudge<'_>) {
-        for at in 0..self.connections.len() {
+        // From the last one on, because one that is done leaves its place to the last.
+        for at in (0..self.connections.len()).rev() {
             self.work_on(at, now, judge);
         }
-        self.connections.retain(|connection| !connection.is_done());
     }
 
     /// Takes the next frame to the guest.
@@ -193,6 +193,9 @@ impl Relays {
     fn work_on(&mut self, at: usize, now: Instant, judge: &mut HostJudge<'_>) {
         let refusal = self.connections[at].work(now, seed, judge, &mut self.counts);
         self.reset_guest(refusal);
+        if self.connections[at].is_done() {
+            self.connections.swap_remove(at);
+        }
     }
 
     /// Queues a reset. A guest without one asks again.
@@ -203,7 +206,7 @@ impl Relays {
 
 /// Takes the next frame of any connection, from the one at `next` on, which moves behind it.
 fn next_frame(
-    connections: &mut [RelayedConnection],
+    connections: &mut Vec<RelayedConnection>,
     next: &mut usize,
     take: impl Fn(&mut RelayedConnection) -> Option<Vec<u8>>,
 ) -> Option<Vec<u8>> {
@@ -211,6 +214,9 @@ fn next_frame(
     for at in (0..len).map(|step| (*next + step) % len) {
         if let Some(frame) = take(&mut connections[at]) {
             *next = at + 1;
+            if connections[at].is_done() {
+                connections.swap_remove(at);
+            }
             return Some(frame);
         }
     }

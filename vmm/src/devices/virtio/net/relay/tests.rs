@@ -3,6 +3,7 @@
 
 mod bench;
 mod ends;
+mod hostile;
 mod http;
 mod limits;
 mod segments;

@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::socket::tcp::State;
+use smoltcp::wire::{IpProtocol, IpRepr, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber};
 use volt_policy::{Mac, RequestHead};
 
 use super::super::end::{BufferSizes, Endpoint, LARGEST_RECEIVE_BUFFER, TcpChecksum, TcpEnd};
@@ -287,4 +289,33 @@ impl Bench {
 /// A request without a body.
 pub fn get(host: &str) -> String {
     format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")
+}
+
+/// A segment without options. Its ports are those of its packet.
+pub const PLAIN: TcpRepr<'_> = TcpRepr {
+    src_port: 0,
+    dst_port: 0,
+    control: TcpControl::None,
+    seq_number: TcpSeqNumber(0),
+    ack_number: None,
+    window_len: 0xffff,
+    window_scale: None,
+    max_seg_size: None,
+    sack_permitted: false,
+    sack_ranges: [None; 3],
+    timestamp: None,
+    payload: b"",
+};
+
+/// A packet with a segment of the test's choice.
+pub fn packet(from: Endpoint, to: Endpoint, segment: &TcpRepr<'_>) -> Vec<u8> {
+    let segment = TcpRepr { src_port: from.1, dst_port: to.1, ..*segment };
+    let (from, to) = (from.0.into(), to.0.into());
+    let ip = IpRepr::new(from, to, IpProtocol::Tcp, segment.buffer_len(), 64);
+    let mut packet = vec![0; ip.header_len() + segment.buffer_len()];
+    let capabilities = ChecksumCapabilities::default();
+    ip.emit(&mut packet[..], &capabilities);
+    let header_len = ip.header_len();
+    segment.emit(&mut TcpPacket::new_unchecked(&mut packet[header_len..]), &from, &to, &capabilities);
+    packet
 }
