@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use smoltcp::socket::tcp::State;
 use volt_policy::{Mac, reset_for};
 
+use super::counts::RelayCounts;
 use super::end::{BufferSizes, Endpoint, LARGEST_RECEIVE_BUFFER, TcpChecksum, TcpEnd, is_whole_segment};
 use super::frame::{TcpFrame, frame_of};
 use super::requests::{Ending, HostJudge, RequestStream};
-use super::{RelayCounts, answer, responses};
+use super::{answer, responses};
 
 /// Buffers of the two ends, in bytes. A head has to fit the first and the last one.
 const NEAR: BufferSizes = BufferSizes { receive: volt_policy::LONGEST_HEAD, send: 64 << 10 };

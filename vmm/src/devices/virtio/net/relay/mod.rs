@@ -19,6 +19,7 @@ use super::metadata::seed;
 mod answer;
 mod chunks;
 mod connection;
+mod counts;
 pub(super) mod end;
 mod frame;
 mod packets;
@@ -28,6 +29,7 @@ mod responses;
 mod tests;
 
 use connection::{EndPair, RelayedConnection};
+use counts::RelayCounts;
 use end::{Endpoint, TcpChecksum, is_whole_segment};
 use frame::TcpFrame;
 use requests::HostJudge;
@@ -38,19 +40,6 @@ const MOST_CONNECTIONS: usize = 64;
 const MOST_RESETS: usize = 64;
 /// Shortest delay before work that needs no frame.
 const SHORTEST_DELAY: Duration = Duration::from_millis(1);
-
-/// Counts of events.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct RelayCounts {
-    /// Connections that began.
-    pub opened: u64,
-    /// Connections that were refused for want of room.
-    pub refused: u64,
-    /// Requests whose host was denied.
-    pub denied: u64,
-    /// Requests that programs could read in different ways.
-    pub ambiguous: u64,
-}
 
 /// All relayed connections of one interface.
 #[derive(Debug)]

@@ -165,7 +165,7 @@ impl RequestStream {
             return Err(Ending::Ambiguous("only the first request may ask for another protocol"));
         }
         judge(&head, toward).map_err(Ending::Denied)?;
-        // Neither fails: there is room, and the bytes were just seen.
+        // Cannot fail: there is room, and the bytes were just seen.
         let _ = far.send_slice(&bytes[..len]);
         let _ = near.recv_slice(&mut bytes[..len]);
         (self.has_passed, self.read) = (true, 0);

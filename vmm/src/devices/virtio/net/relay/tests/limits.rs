@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use smoltcp::socket::tcp::State;
+use smoltcp::wire::{Ipv4Packet, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber};
 
 use super::super::end::{BufferSizes, TcpChecksum, TcpEnd};
 use super::super::frame::{TcpFrame, frame_of};
 use super::super::{MOST_CONNECTIONS, MOST_RESETS};
-use super::bench::{Bench, GUEST_MAC, ROUTER_MAC, V4, V6, connecting, ends_of, get};
+use super::bench::{Bench, GUEST_MAC, PLAIN, ROUTER_MAC, V4, V6, connecting, ends_of, get, packet};
 
 /// A frame that opens a connection from this port.
 fn syn(bench: &Bench, port: u16) -> Vec<u8> {
@@ -87,7 +88,7 @@ fn bytes_wait_while_a_side_reads_none() {
     bench.guest.unsent.extend(head.bytes());
     bench.guest.unsent.extend(vec![b'x'; 500_000]);
     bench.pass(Duration::from_secs(10));
-    // What is not under way fills the buffers of the guest, of both ends, and of the server.
+    // The rest fills the buffers of the guest, of both ends, and of the server.
     assert!(bench.guest.unsent.len() > 500_000 - 4 * 0x1_0000);
     bench.server.reads = true;
     bench.pass(Duration::from_secs(60));
@@ -130,6 +131,24 @@ fn addresses_of_no_host_make_no_end() {
     frame[14 + 10..14 + 12].copy_from_slice(&sum.to_be_bytes());
     assert!(bench.relays.open(&frame, TcpChecksum::Trusted, bench.now));
     assert!(bench.relays.next_to_guest().is_some() && bench.relays.next_to_far().is_none());
+}
+
+#[test]
+fn window_stays_in_a_buffer_of_any_size() {
+    let (now, (guest, far)) = (std::time::Instant::now(), ends_of(V4, 1));
+    let sizes = BufferSizes { receive: 1 << 20, send: 1 };
+    let mut end = TcpEnd::listening(far, sizes, 1500, 1, now).unwrap();
+    let mut send = |segment: &TcpRepr<'_>| {
+        end.receive(&packet(guest, far, segment), TcpChecksum::Verified, now);
+        let answer = end.next_packet().unwrap();
+        let answer = Ipv4Packet::new_checked(&answer[..]).unwrap();
+        TcpPacket::new_checked(answer.payload()).unwrap().seq_number()
+    };
+    let first = send(&TcpRepr { control: TcpControl::Syn, window_scale: Some(7), ..PLAIN });
+    for at in [60_000, 100_000, 200_000, 2_000_000] {
+        let (seq_number, ack_number) = (TcpSeqNumber(at), Some(first + 1));
+        send(&TcpRepr { seq_number, ack_number, payload: &[0; 10_000], ..PLAIN });
+    }
 }
 
 #[test]
