@@ -29,7 +29,7 @@ pub(super) const OPENING: Duration = Duration::from_secs(30);
 /// Longest time without a byte: of HTTP, and of another protocol.
 pub(super) const IDLE: Duration = Duration::from_secs(300);
 pub(super) const IDLE_OPAQUE: Duration = Duration::from_secs(3600);
-/// Longest time without a byte after the far side has ended.
+/// Longest time without a byte after the far side has ended and the guest has all of its bytes.
 pub(super) const HALF_CLOSED: Duration = Duration::from_secs(60);
 /// Longest time for the guest to take the last bytes of a connection that the relay ends.
 pub(super) const GOODBYE: Duration = Duration::from_secs(10);
@@ -63,8 +63,10 @@ pub(super) struct RelayedConnection {
     requests: RequestStream,
     /// The guest has got a byte of the far side.
     has_response: bool,
-    /// When a byte passed last, or the far side ended.
+    /// When a byte passed or was acknowledged last, or the far side ended.
     moved: Instant,
+    /// Bytes in both send buffers.
+    queued: usize,
     /// When the connection that the relay ends is reset.
     ending: Option<Instant>,
 }
@@ -86,6 +88,7 @@ impl RelayedConnection {
             requests: RequestStream::new(),
             has_response: false,
             moved: now,
+            queued: 0,
             ending: None,
         })
     }
@@ -238,9 +241,11 @@ impl RelayedConnection {
         match moved {
             Ok((is_request, is_response)) => {
                 self.has_response |= is_response;
-                if is_request || is_response {
+                let queued = near.socket().send_queue() + self.far.socket().send_queue();
+                if is_request || is_response || queued < self.queued {
                     self.moved = now;
                 }
+                self.queued = queued;
             }
             Err(ending) => return self.end(&ending, now, counts),
         }
@@ -289,8 +294,11 @@ impl RelayedConnection {
             return self.ending;
         }
         let patience = match near.socket().state() {
+            // The timeout of the socket ends it.
+            State::Listen | State::SynReceived => return None,
             State::Established | State::CloseWait if self.requests.is_opaque() => IDLE_OPAQUE,
             State::Established | State::CloseWait => IDLE,
+            _ if near.socket().send_queue() > 0 => IDLE,
             _ => HALF_CLOSED,
         };
         let idle = self.moved + patience;

@@ -7,6 +7,9 @@
 //!                                                                               backend
 //! ```
 //!
+//! The owner gives a frame of the guest to [`Relays::open`] if it has a SYN, else to
+//! [`Relays::receive_from_guest`], calls [`Relays::work`] when it is time, and then takes all frames out.
+//!
 //! All that the guest and the far side send may be hostile: connections, bytes and time of each are bounded.
 
 use std::collections::VecDeque;

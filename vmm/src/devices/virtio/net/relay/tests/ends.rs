@@ -156,6 +156,21 @@ fn idle_connections_end() {
 }
 
 #[test]
+fn guest_may_pause_before_the_last_bytes() {
+    let mut bench = Bench::connected();
+    (bench.server.ends, bench.guest.reads) = (true, false);
+    bench.answer(&vec![b'x'; 100_000]);
+    bench.pass(2 * HALF_CLOSED);
+    assert_eq!(bench.server.state(), State::FinWait2);
+    bench.guest.reads = true;
+    bench.pass(HALF_CLOSED - SECOND);
+    assert_eq!((bench.guest.state(), bench.responses().len()), (State::CloseWait, 100_000));
+    bench.guest.ends = true;
+    bench.settle();
+    assert_eq!((bench.guest.state(), bench.server.state()), (State::Closed, State::TimeWait));
+}
+
+#[test]
 fn reset_forgets_all_connections() {
     let mut bench = Bench::connected();
     bench.guest.unsent.extend(get("a.test").bytes());
