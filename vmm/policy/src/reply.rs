@@ -6,12 +6,24 @@ use std::net::IpAddr;
 use etherparse::{Ethernet2Header, Icmpv4Type, Icmpv6Type, PacketBuilder, PacketBuilderStep};
 use etherparse::{IpHeaders, icmpv4, icmpv6};
 
-use crate::frame::{ETHERNET, Frame, Packet, Segment, Transport};
+use crate::frame::{Content, ETHERNET, Frame, Packet, Segment, Transport};
 
 /// Routers that an answer may pass.
 const HOPS: u8 = 64;
 /// Bytes of the denied packet in a message of ICMP: its IP header and 8 bytes, at most.
 const QUOTED: usize = 60 + 8;
+
+/// The reset for a segment of TCP in a whole frame. There is none for a reset, and for any other frame.
+#[must_use]
+pub fn reset_for(frame: &[u8]) -> Option<Vec<u8>> {
+    let frame = Frame::parse(frame, frame.len()).ok()?;
+    match frame.content {
+        Content::Packet(packet @ Packet { transport: Transport::Tcp(segment), .. }) => {
+            reset(&frame, &packet, &segment)
+        }
+        _ => None,
+    }
+}
 
 /// The answer to a denied packet of the guest, whose first bytes are `head`. There is none to a reset, to a
 /// message of ICMP that is no question, and to a group.

@@ -295,6 +295,17 @@ fn nothing_answers_a_reset_or_a_message_to_a_group() {
 }
 
 #[test]
+fn reset_is_for_a_whole_segment_alone() {
+    let syn = Path::to(FAR).tcp([4000, 443], "S");
+    let reset = crate::reset_for(&syn).unwrap();
+    let Content::Packet(packet) = Frame::parse(&reset, reset.len()).unwrap().content else { panic!() };
+    assert!(matches!(packet.transport, Transport::Tcp(segment) if segment.flags.rst && segment.flags.ack));
+    assert_eq!(crate::reset_for(&Path::to(FAR).tcp([4000, 443], "R")), None);
+    assert_eq!(crate::reset_for(&Path::to(FAR).udp([4000, 443])), None);
+    assert_eq!(crate::reset_for(&syn[..syn.len() - 1]), None);
+}
+
+#[test]
 fn spoofed_senders_are_dropped() {
     let mut filter = filter("{}");
     let foreign_mac = Path { macs: [GATEWAY, US], ..Path::to(FAR) };

@@ -43,6 +43,8 @@ mod names;
 pub(crate) mod passt;
 mod pieces;
 mod receive;
+#[cfg_attr(not(test), expect(dead_code, reason = "the transmitter and the receiver do not use it yet"))]
+mod relay;
 mod tap;
 #[cfg(test)]
 mod tests;

@@ -138,7 +138,7 @@ fn answer(
 
 /// A seed that no guest can guess. Sequence numbers of one that the host lacks are no worse than the guest's
 /// own.
-fn seed() -> u64 {
+pub(super) fn seed() -> u64 {
     let mut seed = [0; 8];
     let _ = getrandom(&mut seed, GetRandomFlags::empty());
     u64::from_le_bytes(seed)

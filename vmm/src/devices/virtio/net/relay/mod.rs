@@ -1,0 +1,216 @@
+//! The relay of plain HTTP: the device ends a guest's connections itself, and judges the host of each request
+//! before the far side gets it.
+//!
+//! ```text
+//!  guest ──frames──> near end (the far side's address) ──requests, judged──> far end (the guest's address)
+//!        <─────────                                    <────responses──────        │ frames
+//!                                                                               backend
+//! ```
+//!
+//! The owner gives a frame of the guest to [`Relays::open`] if it has a SYN, else to
+//! [`Relays::receive_from_guest`], calls [`Relays::work`] when it is time, and then takes all frames out.
+//!
+//! All that the guest and the far side send may be hostile: connections, bytes and time of each are bounded.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use volt_policy::reset_for;
+
+use super::metadata::seed;
+
+mod answer;
+mod chunks;
+mod connection;
+mod counts;
+pub(super) mod end;
+mod frame;
+mod packets;
+mod requests;
+mod responses;
+#[cfg(test)]
+mod tests;
+
+use connection::{EndPair, RelayedConnection};
+use counts::RelayCounts;
+use end::{Endpoint, TcpChecksum, is_whole_segment};
+use frame::TcpFrame;
+use requests::HostJudge;
+
+/// Most connections of an interface.
+const MOST_CONNECTIONS: usize = 64;
+/// Most resets that wait for the guest.
+const MOST_RESETS: usize = 64;
+/// Shortest delay before work that needs no frame.
+const SHORTEST_DELAY: Duration = Duration::from_millis(1);
+
+/// All relayed connections of one interface.
+#[derive(Debug)]
+pub(super) struct Relays {
+    mtu: u16,
+    connections: Vec<RelayedConnection>,
+    /// Resets for connections that there is no end for.
+    resets: VecDeque<Vec<u8>>,
+    /// The connections whose frames come next, so that each gets its turn.
+    next_to_guest: usize,
+    next_to_far: usize,
+    counts: RelayCounts,
+}
+
+impl Relays {
+    /// Makes the relay of an interface whose packets have at most `mtu` bytes.
+    pub fn new(mtu: u16) -> Self {
+        let (connections, resets) = (Vec::new(), VecDeque::new());
+        Self { mtu, connections, resets, next_to_guest: 0, next_to_far: 0, counts: RelayCounts::default() }
+    }
+
+    /// Whether there is a connection between these ends.
+    pub fn is_known(&self, guest: Endpoint, far: Endpoint) -> bool {
+        self.position(guest, far).is_some()
+    }
+
+    /// Begins a connection with a frame of the guest that has a SYN, or takes one that the guest sends again.
+    /// Returns false if the frame has no SYN. The guest gets a reset if there is no room.
+    pub fn open(&mut self, frame: &[u8], checksum: TcpChecksum, now: Instant) -> bool {
+        let Some(syn) = TcpFrame::parse(frame).filter(TcpFrame::opens) else { return false };
+        if !is_whole_segment(syn.packet, checksum) {
+            return true;
+        }
+        match self.position(syn.source, syn.target) {
+            Some(at) if self.connections[at].is_over() => {
+                self.connections.swap_remove(at);
+            }
+            Some(at) => {
+                self.connections[at].receive_from_guest(frame, &syn, TcpChecksum::Trusted, now);
+                return true;
+            }
+            None => {}
+        }
+        if self.connections.len() >= MOST_CONNECTIONS
+            && let Some(over) = self.connections.iter().position(RelayedConnection::is_over)
+        {
+            // Only late packets of its sides are left.
+            self.connections.swap_remove(over);
+        }
+        let connection = match self.connections.len() {
+            0..MOST_CONNECTIONS => RelayedConnection::new(frame, &syn, self.mtu, seed(), now),
+            _ => {
+                self.counts.refused += 1;
+                None
+            }
+        };
+        match connection {
+            Some(connection) => {
+                self.counts.opened += 1;
+                self.connections.push(connection);
+            }
+            None => self.reset_guest(reset_for(frame)),
+        }
+        true
+    }
+
+    /// Takes a frame of the guest. Returns whether it is of a connection of the relay.
+    pub fn receive_from_guest(
+        &mut self,
+        frame: &[u8],
+        checksum: TcpChecksum,
+        now: Instant,
+        judge: &mut HostJudge<'_>,
+    ) -> bool {
+        let Some(segment) = TcpFrame::parse(frame) else { return false };
+        let Some(at) = self.position(segment.source, segment.target) else { return false };
+        self.connections[at].receive_from_guest(frame, &segment, checksum, now);
+        self.work_on(at, now, judge);
+        true
+    }
+
+    /// Takes a frame of the far side. Returns whether it is of a connection of the relay.
+    pub fn receive_from_far(
+        &mut self,
+        frame: &[u8],
+        checksum: TcpChecksum,
+        now: Instant,
+        judge: &mut HostJudge<'_>,
+    ) -> bool {
+        let Some(segment) = TcpFrame::parse(frame) else { return false };
+        let Some(at) = self.position(segment.target, segment.source) else { return false };
+        self.connections[at].receive_from_far(&segment, checksum, now);
+        self.work_on(at, now, judge);
+        true
+    }
+
+    /// Moves bytes of all connections, and sends what is due.
+    pub fn work(&mut self, now: Instant, judge: &mut HostJudge<'_>) {
+        // From the last one on, because one that is done leaves its place to the last.
+        for at in (0..self.connections.len()).rev() {
+            self.work_on(at, now, judge);
+        }
+    }
+
+    /// Takes the next frame to the guest.
+    pub fn next_to_guest(&mut self) -> Option<Vec<u8>> {
+        let reset = self.resets.pop_front();
+        let Self { connections, next_to_guest, .. } = self;
+        reset.or_else(|| next_frame(connections, next_to_guest, RelayedConnection::next_to_guest))
+    }
+
+    /// Takes the next frame to the far side.
+    pub fn next_to_far(&mut self) -> Option<Vec<u8>> {
+        let Self { connections, next_to_far, .. } = self;
+        next_frame(connections, next_to_far, RelayedConnection::next_to_far)
+    }
+
+    /// The time of the next [`Relays::work`]. It is later than `now`: a guest or a backend that takes no
+    /// frames would keep the device busy.
+    pub fn next_work(&mut self, now: Instant) -> Option<Instant> {
+        let next = self.connections.iter_mut().filter_map(|connection| connection.next_work(now)).min();
+        next.map(|next| next.max(now + SHORTEST_DELAY))
+    }
+
+    /// Takes the counts since the last call.
+    pub fn take_counts(&mut self) -> RelayCounts {
+        std::mem::take(&mut self.counts)
+    }
+
+    /// Forgets all connections. No side is told.
+    pub fn reset(&mut self) {
+        *self = Self { counts: self.counts, ..Self::new(self.mtu) };
+    }
+
+    fn position(&self, guest: Endpoint, far: Endpoint) -> Option<usize> {
+        let ends = EndPair { guest, far };
+        self.connections.iter().position(|connection| connection.ends() == ends)
+    }
+
+    fn work_on(&mut self, at: usize, now: Instant, judge: &mut HostJudge<'_>) {
+        let refusal = self.connections[at].work(now, seed, judge, &mut self.counts);
+        self.reset_guest(refusal);
+        if self.connections[at].is_done() {
+            self.connections.swap_remove(at);
+        }
+    }
+
+    /// Queues a reset. A guest without one asks again.
+    fn reset_guest(&mut self, reset: Option<Vec<u8>>) {
+        self.resets.extend(reset.filter(|_| self.resets.len() < MOST_RESETS));
+    }
+}
+
+/// Takes the next frame of any connection, from the one at `next` on, which moves behind it.
+fn next_frame(
+    connections: &mut Vec<RelayedConnection>,
+    next: &mut usize,
+    take: impl Fn(&mut RelayedConnection) -> Option<Vec<u8>>,
+) -> Option<Vec<u8>> {
+    let len = connections.len();
+    for at in (0..len).map(|step| (*next + step) % len) {
+        if let Some(frame) = take(&mut connections[at]) {
+            *next = at + 1;
+            if connections[at].is_done() {
+                connections.swap_remove(at);
+            }
+            return Some(frame);
+        }
+    }
+    None
+}
