@@ -336,11 +336,6 @@ impl Filter {
         }
     }
 
-    /// Forgets a connection of HTTP that has ended.
-    pub fn forget(&mut self, guest: (IpAddr, u16), far: (IpAddr, u16)) {
-        self.connections.remove(&Ends { protocol: Protocol::Tcp, guest, far });
-    }
-
     fn denied(&self, cause: Cause, frame: &Frame, packet: &Packet, head: &[u8]) -> Outcome {
         let answer = match self.judge.denial {
             Denial::Reject => reply::to_denied(frame, packet, head),

@@ -7,21 +7,26 @@
 //! ```text
 //!  guest ──> Filter ──pass──────────────────────────────> backend
 //!              ├─stop──> answer ──> guest
-//!              └─take──> question:   Names ──> answer ──> guest
+//!              └─take──> question:   Names ──> answer ──> guest        (over TCP by NameStreams)
 //!                        TLS:        Filter::hold ──copies──> backend
+//!                        HTTP:       Relays <──────frames───> backend and guest
 //! ```
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use volt_policy::{
-    Answered, Cause, Copied, Datagram, Filter, GuestAddresses, Interface, Judge, Offload, Outcome, SavedPin,
-    Taken,
+    Answered, Cause, Copied, Datagram, Filter, GuestAddresses, Interface, Judge, Offload, Outcome,
+    RequestHead, SavedPin, Taken, Verdict,
 };
 
+use super::NextTurn;
+use super::name_streams::NameStreams;
 use super::names::{Asker, Names, News};
+use super::relay::Relays;
+use super::relay::end::{Endpoint, TcpChecksum};
 use crate::config::devices::{NetBackend, NetConfig};
 use crate::config::network::Mac;
 use crate::config::user_network::{IPV4, IPV6};
@@ -31,6 +36,12 @@ use crate::devices::log_limit::LogLimit;
 const MOST_ANSWERS: usize = 64;
 const MOST_UNSENT: usize = 256;
 
+/// MTU of an interface that tells its guest none, and of one behind passt.
+const DEFAULT_MTU: u16 = 1500;
+const PASST_MTU: u16 = 65_520;
+/// Shortest delay before work that needs no frame.
+const SHORTEST_DELAY: Duration = Duration::from_millis(1);
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Guard {
@@ -38,6 +49,10 @@ pub(super) struct Guard {
     name: String,
     filter: Filter,
     names: Names,
+    streams: NameStreams,
+    relays: Relays,
+    /// When streams and relays have something to do without a frame.
+    due: Option<Instant>,
     answers: VecDeque<Vec<u8>>,
     /// Frames for the far side that the device has copied.
     unsent: VecDeque<Copied>,
@@ -59,6 +74,9 @@ impl Guard {
             name: config.id.clone(),
             filter: Filter::new(judge, interface(config, mac)),
             names: Names::new(&config.id),
+            streams: NameStreams::new(mtu(config)),
+            relays: Relays::new(mtu(config)),
+            due: None,
             answers: VecDeque::new(),
             unsent: VecDeque::new(),
             log: LogLimit::new(),
@@ -74,6 +92,9 @@ impl Guard {
     pub fn begin_anew(&mut self, mac: Mac) {
         self.filter.begin_anew(mac);
         self.names.clear();
+        self.streams.clear();
+        self.relays.reset();
+        self.due = None;
         self.answers.clear();
         self.unsent.clear();
     }
@@ -109,7 +130,7 @@ impl Guard {
     pub fn take(&mut self, taken: Taken, copied: &Copied, offload: Offload) {
         let now = Instant::now();
         match taken {
-            Taken::Question => self.take_question(&copied.frame, now),
+            Taken::Question => self.take_question(&copied.frame, offload, now),
             Taken::Hello => {
                 let held = self.filter.hold(copied, offload, now);
                 if let Some(cause) = &held.cause {
@@ -119,12 +140,26 @@ impl Guard {
                 let room = MOST_UNSENT.saturating_sub(self.unsent.len());
                 self.unsent.extend(held.to_far.into_iter().take(room));
             }
-            Taken::Request => {}
+            Taken::Request => {
+                let checksum = checksum(offload.checksum.is_some());
+                let Self { relays, filter, .. } = self;
+                if !relays.open(&copied.frame, checksum, now) {
+                    relays.receive_from_guest(
+                        &copied.frame,
+                        checksum,
+                        now,
+                        &mut judge_request(filter.judge()),
+                    );
+                }
+            }
         }
     }
 
-    fn take_question(&mut self, frame: &[u8], now: Instant) {
-        let Some((datagram, message)) = Datagram::parse(frame) else { return };
+    fn take_question(&mut self, frame: &[u8], offload: Offload, now: Instant) {
+        let Some((datagram, message)) = Datagram::parse(frame) else {
+            let questions = self.streams.receive(frame, checksum(offload.checksum.is_some()), now);
+            return self.take_questions(questions, now);
+        };
         let judge = Arc::clone(self.filter.judge());
         let asker = Asker::Datagram(Box::new(datagram.clone()));
         if let Some(answer) = self.names.take(message, asker, &judge, now) {
@@ -132,17 +167,54 @@ impl Guard {
         }
     }
 
-    /// Whether a frame for the guest passes. `frame` has all of it.
-    pub fn passes_in(&mut self, frame: &[u8]) -> bool {
-        match self.filter.incoming(frame, frame.len(), Instant::now()) {
+    /// Takes questions that came over TCP, with the numbers of their connections.
+    fn take_questions(&mut self, questions: Vec<(u64, Vec<u8>)>, now: Instant) {
+        for (number, message) in questions {
+            let judge = Arc::clone(self.filter.judge());
+            if let Some(answer) = self.names.take(&message, Asker::Stream(number), &judge, now) {
+                self.streams.answer(number, &answer, now);
+            }
+        }
+    }
+
+    /// Whether a frame for the guest passes. `frame` has all of it. Its checksum may be the guest's to trust.
+    pub fn passes_in(&mut self, frame: &[u8], is_trusted: bool) -> bool {
+        let now = Instant::now();
+        match self.filter.incoming(frame, frame.len(), now) {
             Outcome::Pass => true,
-            Outcome::Take(_) => false,
+            Outcome::Take(_) => {
+                let Self { relays, filter, .. } = self;
+                let judge = &mut judge_request(filter.judge());
+                relays.receive_from_far(frame, checksum(is_trusted), now, judge);
+                false
+            }
             Outcome::Stop(cause, answer) => {
                 self.note(&cause, "to the guest");
                 self.answer(answer);
                 false
             }
         }
+    }
+
+    /// Works if it is time.
+    pub fn work(&mut self, now: Instant) {
+        if self.due.is_some_and(|due| due <= now) {
+            let questions = self.streams.work(now);
+            self.take_questions(questions, now);
+            let Self { relays, filter, .. } = self;
+            relays.work(now, &mut judge_request(filter.judge()));
+        }
+    }
+
+    /// The time of the next [`Guard::work`].
+    pub fn next_turn(&mut self, now: Instant) -> NextTurn {
+        // Never at once: a guest that takes no frames would keep its device busy. Work that waits already is
+        // not put off by another turn.
+        let waiting = self.due.filter(|due| *due > now);
+        let next = self.streams.next_work(now).into_iter().chain(self.relays.next_work(now)).min();
+        let next = next.map(|next| next.max(now + SHORTEST_DELAY));
+        self.due = next.map(|next| waiting.map_or(next, |waiting| waiting.min(next)));
+        self.due.map_or(NextTurn::Wait, NextTurn::At)
     }
 
     /// Takes the news of the resolver.
@@ -153,8 +225,12 @@ impl Guard {
                 News::Answered(Answered { asker, message, truncated, name, addresses, .. }) => {
                     // The guest may use an address as soon as it knows it.
                     self.filter.pin(&name, &addresses, Instant::now());
-                    if let Asker::Datagram(datagram) = asker {
-                        self.answer(datagram.answer(&truncated.unwrap_or(message)));
+                    match asker {
+                        Asker::Datagram(datagram) => {
+                            self.answer(datagram.answer(&truncated.unwrap_or(message)));
+                        }
+                        Asker::Stream(number) => self.streams.answer(number, &message, Instant::now()),
+                        Asker::Device => {}
                     }
                 }
                 News::HostAddresses(addresses) => {
@@ -170,17 +246,23 @@ impl Guard {
         self.names.descriptor()
     }
 
-    /// The next answer to the guest.
+    /// The next frame to the guest.
     pub fn next_answer(&mut self) -> Option<Vec<u8>> {
-        self.answers.pop_front()
+        let answer = self.answers.pop_front().or_else(|| self.streams.next_frame());
+        answer.or_else(|| self.relays.next_to_guest())
     }
 
+    /// Whether a frame waits for the guest.
     pub fn has_answers(&self) -> bool {
-        !self.answers.is_empty()
+        !self.answers.is_empty() || self.streams.has_waiting() || self.relays.has_frame_to_guest()
     }
 
-    /// The next frame for the far side that the device has copied.
-    pub fn next_unsent(&self) -> Option<&Copied> {
+    /// The next frame for the far side that the device has copied or made.
+    pub fn next_unsent(&mut self) -> Option<&Copied> {
+        if self.unsent.is_empty() {
+            let frame = self.relays.next_to_far();
+            self.unsent.extend(frame.map(|frame| Copied { header: [0; 12], frame: frame.into() }));
+        }
         self.unsent.front()
     }
 
@@ -205,6 +287,29 @@ impl Guard {
     fn answer(&mut self, answer: Option<Vec<u8>>) {
         self.answers.extend(answer.filter(|_| self.answers.len() < MOST_ANSWERS));
     }
+}
+
+/// Judges the host of a request for a far side.
+fn judge_request(judge: &Judge) -> impl FnMut(&RequestHead, Endpoint) -> Result<(), String> {
+    |head, far| {
+        if head.port != far.1 {
+            return Err(format!("the request is for port {}, and goes to port {}", head.port, far.1));
+        }
+        match judge.named(far, head.name.as_ref()) {
+            Verdict::Allow(_) => Ok(()),
+            Verdict::Deny(reason) => Err(reason.to_string()),
+        }
+    }
+}
+
+fn checksum(is_trusted: bool) -> TcpChecksum {
+    if is_trusted { TcpChecksum::Trusted } else { TcpChecksum::Verified }
+}
+
+/// Bytes of the longest packet of an interface.
+fn mtu(config: &NetConfig) -> u16 {
+    let default = if matches!(config.backend, NetBackend::Passt { .. }) { PASST_MTU } else { DEFAULT_MTU };
+    config.mtu.unwrap_or(default)
 }
 
 /// The interface as the filter knows it. A guest behind a tap has addresses of its owner's choice.

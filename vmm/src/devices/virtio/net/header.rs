@@ -71,6 +71,11 @@ impl Header {
         Offload { checksum, segments }
     }
 
+    /// Whether the host vouches for the frame's checksum: it has verified it, or left it out.
+    pub fn is_checked(self) -> bool {
+        self.flags & (NEEDS_CSUM | DATA_VALID) != 0
+    }
+
     /// Returns the header for the guest of a frame of `len` bytes from the backend. Returns `None` if the
     /// guest cannot use the frame, because it arrived before the driver last changed its features.
     pub fn for_guest(self, features: u64, len: usize) -> Option<Self> {

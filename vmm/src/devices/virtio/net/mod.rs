@@ -39,11 +39,11 @@ mod backoff;
 mod guard;
 mod header;
 pub(crate) mod metadata;
+mod name_streams;
 mod names;
 pub(crate) mod passt;
 mod pieces;
 mod receive;
-#[cfg_attr(not(test), expect(dead_code, reason = "the transmitter and the receiver do not use it yet"))]
 mod relay;
 mod tap;
 #[cfg(test)]
@@ -265,7 +265,10 @@ impl Net {
             next = self.apply(turn_end, io);
         }
         let mut answers = self.service.as_mut().is_some_and(|service| service.work(Instant::now()));
-        answers |= self.guard.as_ref().is_some_and(|guard| guard.has_answers());
+        if let Some(guard) = &mut self.guard {
+            guard.work(Instant::now());
+            answers |= guard.has_answers();
+        }
         // The host may have answered the sent frames already. One interrupt for both is cheaper than two.
         if self.connected && (ready || answers || self.receiver.due || self.transmitter.has_sent) {
             let own = Own { service: self.service.as_deref_mut(), guard: self.guard.as_deref_mut() };
@@ -276,9 +279,30 @@ impl Net {
             next = next.sooner(service.next_turn(Instant::now()));
             io.counters.metadata.add(&service.take_work());
         }
+        next = next.sooner(self.send_own(io));
         io.interrupt_if_wanted()?;
         self.log_errors();
         Ok(next)
+    }
+
+    /// Sends the frames that the guard has made by now, and asks when it has something to do.
+    fn send_own(&mut self, io: &mut DeviceIo<'_>) -> NextTurn {
+        let mut next = NextTurn::Wait;
+        if !self.transmitter.blocked
+            && !self.transmitter.failing
+            && let Some(turn_end) = self.transmitter.send_copies(
+                &mut *self.backend,
+                self.guard.as_deref_mut(),
+                self.connected,
+                io,
+            )
+        {
+            next = self.apply(turn_end, io);
+        }
+        match &mut self.guard {
+            Some(guard) => next.sooner(guard.next_turn(Instant::now())),
+            None => next,
+        }
     }
 
     /// Forgets what the service and the guard know of the driver.

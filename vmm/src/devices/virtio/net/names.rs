@@ -30,6 +30,8 @@ const MOST_RENEWALS: usize = 16;
 pub(super) enum Asker {
     /// A datagram of the guest.
     Datagram(Box<Datagram>),
+    /// The connection with this number.
+    Stream(u64),
     /// The device, which renews a pin.
     Device,
 }

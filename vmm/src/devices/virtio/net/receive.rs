@@ -230,7 +230,8 @@ impl Receiver {
     fn passes(&self, read: &ReadFrame, guard: Option<&mut Guard>) -> bool {
         let body = read.len.saturating_sub(header::LEN);
         // A longer frame than there is room for is cut, and dropped later.
-        guard.is_none_or(|guard| guard.passes_in(&self.spill[..body.min(self.spill.len())]))
+        let frame = &self.spill[..body.min(self.spill.len())];
+        guard.is_none_or(|guard| guard.passes_in(frame, Header::from_bytes(read.header).is_checked()))
     }
 
     /// Reads a frame into the window and the spill memory, and its header apart. A frame that may not pass is

@@ -143,8 +143,8 @@ impl Transmitter {
 }
 
 impl Transmitter {
-    /// Sends the frames that a guard has copied. Returns the end of the turn if the backend takes no more.
-    fn send_copies(
+    /// Sends the frames that a guard has copied or made. Returns the end of the turn if the backend takes no more.
+    pub fn send_copies(
         &mut self,
         backend: &mut dyn Backend,
         guard: Option<&mut Guard>,

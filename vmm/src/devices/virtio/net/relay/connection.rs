@@ -156,6 +156,11 @@ impl RelayedConnection {
         near.next_packet().map(|packet| frame_of(&packet, (router, guest), self.ends.guest.0))
     }
 
+    /// Whether a frame waits for the guest.
+    pub fn has_frame_to_guest(&self) -> bool {
+        matches!(&self.near, NearEnd::Open(near) if near.has_waiting())
+    }
+
     /// The next frame to the far side.
     pub fn next_to_far(&mut self) -> Option<Vec<u8>> {
         self.far.next_packet().map(|packet| frame_of(&packet, self.macs, self.ends.far.0))

@@ -208,7 +208,7 @@ pub(super) fn has_peer_ended(socket: &Socket<'_>) -> bool {
 }
 
 /// Whether a packet is no fragment, and has nothing but TCP, with a right checksum if that is there.
-pub(super) fn is_whole_segment(packet: &[u8], checksum: TcpChecksum) -> bool {
+pub(crate) fn is_whole_segment(packet: &[u8], checksum: TcpChecksum) -> bool {
     let (source, target, protocol, segment) = match packet.first().map(|first| first >> 4) {
         Some(4) => {
             let Ok(packet) = Ipv4Packet::new_checked(packet) else { return false };

@@ -14,7 +14,7 @@ const IPV6: [u8; 2] = [0x86, 0xdd];
 
 /// A segment in a frame.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TcpFrame<'a> {
+pub(crate) struct TcpFrame<'a> {
     /// Hardware addresses of the sender and the receiver.
     pub macs: (Mac, Mac),
     pub source: Endpoint,
@@ -46,7 +46,7 @@ impl<'a> TcpFrame<'a> {
 }
 
 /// A frame from one hardware address to another, with a packet of this address's version of IP.
-pub(super) fn frame_of(packet: &[u8], (source, target): (Mac, Mac), address: IpAddr) -> Vec<u8> {
+pub(crate) fn frame_of(packet: &[u8], (source, target): (Mac, Mac), address: IpAddr) -> Vec<u8> {
     let kind = if address.is_ipv4() { IPV4 } else { IPV6 };
     [&target[..], &source, &kind, packet].concat()
 }

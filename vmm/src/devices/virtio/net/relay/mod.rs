@@ -24,7 +24,7 @@ mod chunks;
 mod connection;
 mod counts;
 pub(super) mod end;
-mod frame;
+pub(super) mod frame;
 mod packets;
 mod requests;
 mod responses;
@@ -158,6 +158,11 @@ impl Relays {
     pub fn next_to_far(&mut self) -> Option<Vec<u8>> {
         let Self { connections, next_to_far, .. } = self;
         next_frame(connections, next_to_far, RelayedConnection::next_to_far)
+    }
+
+    /// Whether a frame waits for the guest.
+    pub fn has_frame_to_guest(&self) -> bool {
+        !self.resets.is_empty() || self.connections.iter().any(RelayedConnection::has_frame_to_guest)
     }
 
     /// The time of the next [`Relays::work`]. It is later than `now`: a guest or a backend that takes no
