@@ -128,8 +128,9 @@ impl TcpEnd {
     /// Sends what is due, as far as packets may wait.
     pub fn work(&mut self, now: Instant) {
         let (time, before) = (self.time(now), self.socket().state());
+        let most = if self.only_acknowledges() { 1 } else { MOST_WAITING };
         let mut device = PacketDevice { mtu: self.mtu, arriving: None, leaving: &mut self.leaving };
-        for _ in 0..MOST_WAITING {
+        for _ in 0..most {
             let is_full = device.leaving.is_full();
             if is_full || self.interface.poll_egress(time, &mut device, &mut self.sockets) == PollResult::None
             {
@@ -161,7 +162,7 @@ impl TcpEnd {
 
     /// When [`TcpEnd::work`] has something to do without a packet of the peer. It may be `now`.
     pub fn next_work(&mut self, now: Instant) -> Option<Instant> {
-        if self.leaving.is_full() {
+        if self.leaving.is_full() || self.only_acknowledges() {
             return None;
         }
         let delay = self.interface.poll_delay(self.time(now), &self.sockets);
@@ -187,6 +188,12 @@ impl TcpEnd {
     pub fn is_done(&self) -> bool {
         let socket = self.socket();
         socket.state() == State::Closed && socket.remote_endpoint().is_none() && !self.has_waiting()
+    }
+
+    /// Whether nothing is left but to acknowledge bytes of the peer. smoltcp 0.14 keeps a timer here if the
+    /// peer acknowledged a FIN early, with a window of no bytes. It sends a packet at each poll.
+    fn only_acknowledges(&self) -> bool {
+        self.socket().state() == State::FinWait2
     }
 
     /// Notes a step to a state that the owner and the order of a close do not lead to.

@@ -177,7 +177,7 @@ fn odd() -> impl Strategy<Value = Odd> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     /// The relay neither panics nor keeps a connection of two sides that fall silent.
     #[test]

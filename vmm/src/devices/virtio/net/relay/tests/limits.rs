@@ -152,6 +152,35 @@ fn window_stays_in_a_buffer_of_any_size() {
 }
 
 #[test]
+fn closed_window_of_a_peer_that_has_all_bytes_is_not_probed() {
+    let (now, (guest, far)) = (std::time::Instant::now(), ends_of(V4, 1));
+    let sizes = BufferSizes { receive: 100, send: 100 };
+    let mut end = TcpEnd::listening(far, sizes, 1500, 1, now).unwrap();
+    let syn = packet(guest, far, &TcpRepr { control: TcpControl::Syn, ..PLAIN });
+    end.receive(&syn, TcpChecksum::Verified, now);
+    let answer = end.next_packet().unwrap();
+    let answer = Ipv4Packet::new_checked(&answer[..]).unwrap();
+    let first = TcpPacket::new_checked(answer.payload()).unwrap().seq_number();
+    let confirm = |end: &mut TcpEnd, ack: usize, now| {
+        let (seq_number, ack_number) = (TcpSeqNumber(1), Some(first + ack));
+        let segment = TcpRepr { seq_number, ack_number, window_len: 0, ..PLAIN };
+        end.receive(&packet(guest, far, &segment), TcpChecksum::Verified, now);
+    };
+    confirm(&mut end, 1, now);
+    end.socket_mut().send_slice(b"x").unwrap();
+    end.socket_mut().close();
+    end.work(now);
+    let later = now + Duration::from_secs(2);
+    // The byte, of which the end has sent a probe, and the FIN that it has not sent.
+    confirm(&mut end, 3, later);
+    assert_eq!(end.socket().state(), State::FinWait2);
+    while end.next_packet().is_some() {}
+    end.work(later + Duration::from_secs(60));
+    let packets = std::iter::from_fn(|| end.next_packet()).count();
+    assert!(packets <= 1 && end.next_work(later + Duration::from_secs(60)).is_none(), "{packets}");
+}
+
+#[test]
 fn silent_guest_that_never_confirms_is_given_up() {
     let mut bench = Bench::new(V4);
     let frame = syn(&bench, 4000);
