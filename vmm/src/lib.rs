@@ -50,6 +50,7 @@ mod kvm;
 mod machine;
 mod memory;
 mod metadata;
+mod nat;
 mod packets;
 mod pager;
 mod partial;
