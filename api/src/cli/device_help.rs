@@ -25,7 +25,7 @@ impl Devices {
 /// An option, an example of it, and its keys.
 const OPTIONS: [(&str, &str, &[OptionKey]); 4] = [
     ("--disk", "rootfs.img,ro or path=data.img,layer=mine.layer", DISK),
-    ("--net", "user,forward=8080:80, tap=tap0 or none", NET),
+    ("--net", "user,forward=8080:80, nat, tap=tap0 or none", NET),
     ("--vsock", "cid=3", VSOCK),
     ("--balloon", "statistics=1,reporting", BALLOON),
 ];

@@ -44,6 +44,8 @@ pub(super) const NET: &[OptionKey] = &[
     OptionKey::flag("passt", &["backend", "passt"]),
     OptionKey::plain("tap", "NAME", &["backend", "tap"])
         .about("tap of this name, made if it is missing; fd:N is an open descriptor"),
+    OptionKey::flag("nat", &["backend", "nat"])
+        .about("reach what this host reaches, by its kernel, with fixed addresses (CAP_NET_ADMIN, CAP_SYS_ADMIN)"),
     OptionKey::ports("forward", &["backend", "passt", "forward"])
         .about("with user: lead TCP of 127.0.0.1 to the guest; repeatable"),
     OptionKey::plain("id", "ID", &["id"])
@@ -87,10 +89,10 @@ pub(super) struct DeviceArgs {
     #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
     disks: Vec<DiskConfig>,
 
-    /// Add a network interface: none, user, tap=NAME or tap=fd:N, then [,id=ID][,mac=ADDRESS][,mtu=BYTES]
+    /// Add a network interface: none, user, nat, tap=NAME or tap=fd:N, then [,id=ID][,mac=ADDRESS][,mtu=BYTES]
     /// [,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT], and with
     /// user [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1; repeatable). The VM of an image has its
-    /// addresses at once with user, and configures a tap itself. LIMIT is as for --disk. Repeatable
+    /// addresses at once with user or nat, and configures a tap itself. LIMIT is as for --disk. Repeatable
     /// [default: none]
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetArg>,
@@ -219,9 +221,19 @@ fn network(text: &str) -> Result<NetArg, String> {
     if text == "none" {
         return Ok(NetArg::Nothing);
     }
+    refuse_forward_to_nat(text)?;
     let mut network: NetConfig = parse_without("id", NET, text)?;
     network.backend.trust_descriptor();
     Ok(NetArg::Interface(Box::new(network)))
+}
+
+/// Refuses forwarded ports of an interface by address translation, before other problems of the text.
+pub(super) fn refuse_forward_to_nat(text: &str) -> Result<(), String> {
+    let mut words = text.split(',');
+    if words.clone().any(|word| word == "nat") && words.any(|word| word.starts_with("forward=")) {
+        return Err("nat forwards no ports; give -p to the VM of an image, or take user".to_owned());
+    }
+    Ok(())
 }
 
 fn vsock(text: &str) -> Result<VsockConfig, String> {
@@ -308,11 +320,12 @@ mod tests {
     }
 
     #[test]
-    fn network_has_one_of_three_words() {
+    fn network_has_one_of_four_words() {
         let backend = |line: &str| devices(line).unwrap().networks.first().map(|first| first.backend.clone());
         assert_eq!(backend("--net none"), None);
         assert_eq!(backend("--net user"), Some(NetBackend::Passt { forward: Vec::new() }));
         assert_eq!(backend("--net user,forward=1:2"), backend("--net passt,forward=1:2"));
+        assert_eq!(backend("--net nat,mtu=1400"), Some(NetBackend::Nat {}));
         assert_eq!(backend("--net tap=fd:7"), Some(NetBackend::TapDescriptor(7)));
     }
 
@@ -347,6 +360,8 @@ mod tests {
             ("--net tap=a,passt", "exactly one of"),
             ("--net tap=a,forward=1:2", "is for passt"),
             ("--net forward=1:2", "is for passt"),
+            ("--net nat,forward=1:2", "nat forwards no ports; give -p to the VM of an image, or take user"),
+            ("--net nat,tap=a", "exactly one of"),
             ("--net tap=a,offload=no", "offload=no: it is one of on, off"),
             ("--net passt,forward=80", "HOSTPORT:GUESTPORT"),
             ("--net tap=a,mtu=70000", "mtu=70000"),

@@ -8,7 +8,7 @@ use volt_vmm::config::Overrides;
 use volt_vmm::config::devices::{ConsoleConfig, NetBackend};
 use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
 
-use super::devices::{DISK, NET, VSOCK};
+use super::devices::{DISK, NET, VSOCK, refuse_forward_to_nat};
 use super::key_values::parse;
 
 /// Overrides for this clone
@@ -51,6 +51,7 @@ fn disk(text: &str) -> Result<DiskOverride, String> {
 }
 
 fn network(text: &str) -> Result<NetOverride, String> {
+    refuse_forward_to_nat(text)?;
     let mut network: NetOverride = parse(NET, text)?;
     network.backend.iter_mut().for_each(NetBackend::trust_descriptor);
     Ok(network)
@@ -133,6 +134,7 @@ mod tests {
             ("--vsock cid=x", "cid=x"),
             ("--net id=eth0,tap=t,passt", "exactly one of"),
             ("--net id=eth0,forward=1:2", "is for passt"),
+            ("--net id=eth0,nat,forward=1:2", "nat forwards no ports"),
         ] {
             let error = overrides(line).unwrap_err();
             assert!(error.contains(words), "{line}: {error}");

@@ -9,8 +9,8 @@ use crate::source::{Modules, modules_of, targets};
 /// A room, and the names of the rooms that it may import. `LEAVES` stands for all leaves.
 type Rooms = [(&'static str, &'static str)];
 
-const LEAVES: &str = "console counters error events holders host_addresses metadata packets partial paths \
-                      persist progress run_control run_state sandbox sockets sync testing threads timing";
+const LEAVES: &str = "console counters error events holders host_addresses metadata nat packets partial \
+                      paths persist progress run_control run_state sandbox sockets sync testing threads timing";
 
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[
@@ -38,8 +38,9 @@ const VMM: &Rooms = &[
     ("events", "error run_state sync"),
     ("threads", "error sandbox"),
     ("sandbox", "error partial paths sync"),
-    ("paths", "error holders host_addresses packets resolver sockets sync"),
+    ("paths", "error holders host_addresses nat packets resolver sockets sync"),
     ("resolver", "host_addresses"),
+    ("nat", ""),
     ("console", ""),
     ("counters", ""),
     ("error", ""),

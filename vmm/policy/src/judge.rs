@@ -172,6 +172,15 @@ impl Judge {
         Ok(rules.with_host_addresses(of_host))
     }
 
+    /// The judge of a VM without a policy, which allows everything.
+    #[must_use]
+    pub fn open() -> Self {
+        let Policy { default, denial, ech, .. } = Policy::default();
+        let none = |is_allow| Arc::new(List::new(&[], is_allow));
+        let (closed, ranges) = (Nets::default(), Vec::new());
+        Self { default, denial, ech, allow: none(true), deny: none(false), closed, ranges }
+    }
+
     /// The same policy on a host with these addresses.
     #[must_use]
     pub fn with_host_addresses(&self, of_host: impl IntoIterator<Item = IpNet>) -> Self {

@@ -192,7 +192,7 @@ pub struct NetConfig {
     pub offload: bool,
     /// With passt, leads questions for names at the resolver of [`user_network`](super::user_network) to the
     /// host's resolver. A guest must not combine it with DHCP: passt of before July 2024 then answers from
-    /// another address than the guest has asked. A tap ignores it.
+    /// another address than the guest has asked. Other backends ignore it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dns_forward: bool,
     /// Rate limit of packets to the guest.
@@ -222,6 +222,11 @@ pub enum NetBackend {
         #[serde(default)]
         forward: Vec<(u16, u16)>,
     },
+    /// A network of the host's kernel with address translation, which needs CAP_NET_ADMIN and CAP_SYS_ADMIN.
+    /// The guest reaches all that the host reaches. Its addresses are those of
+    /// [`user_network`](super::user_network), which DHCP and router advertisements of the device tell too.
+    /// A clone has a network of its own.
+    Nat {},
 }
 
 /// A socket between host and guest, with Firecracker's protocol.

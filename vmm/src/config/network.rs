@@ -23,7 +23,7 @@ impl NetConfig {
         }
         match &self.backend {
             NetBackend::Tap(name) => check_tap_name(name),
-            NetBackend::TapDescriptor(_) => Ok(()),
+            NetBackend::TapDescriptor(_) | NetBackend::Nat {} => Ok(()),
             NetBackend::Passt { forward } => check_ports(forward),
         }
     }

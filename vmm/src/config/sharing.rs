@@ -59,6 +59,7 @@ fn exclusive(devices: &Devices) -> impl Iterator<Item = Exclusive> + '_ {
             NetBackend::TapDescriptor(number) => {
                 vec![exclusive(format!("tap fd:{number}"), Cure::Tap { id: id() })]
             }
+            NetBackend::Nat {} => Vec::new(),
             NetBackend::Passt { forward } => {
                 let port = |(host, _): &(u16, u16)| format!("port {host} of 127.0.0.1");
                 let ports = forward.iter().map(port);

@@ -21,7 +21,7 @@ impl VmConfig {
                 // The kernel has no longer names.
                 NetBackend::Tap(name) => *name = format!("placeholder{number}"),
                 NetBackend::Passt { forward } => forward.clear(),
-                NetBackend::TapDescriptor(_) => {}
+                NetBackend::TapDescriptor(_) | NetBackend::Nat {} => {}
             }
         }
         if let Some(vsock) = &mut self.devices.vsock {

@@ -1,10 +1,12 @@
-//! Addresses of a guest behind passt, the same in every VM. passt's own defaults are those of the host, which
+//! Addresses of a guest behind passt or nat, the same in every VM. passt's own defaults are those of the host, which
 //! no image and no snapshot can know.
 //!
 //! ```text
 //!  guest (eth0) ──> gateway ──> all that this process reaches, but 127.0.0.1
 //!               ──> resolver, UDP port 53 ──> the first resolver of this host's /etc/resolv.conf
 //! ```
+//!
+//! With nat, the kernel is the gateway, and the device is the resolver.
 //!
 //! The addresses mean nothing outside of the VM. passt translates to and from sockets of the host, so that a
 //! network of the same numbers stays in reach, except for the guest's own address.
@@ -15,13 +17,14 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UserNetwork<A> {
-    /// The guest's address, which passt's DHCP and router advertisements give it.
+    /// The guest's address, which DHCP and router advertisements give it.
     pub address: A,
     /// Bits of the network in the address.
     pub prefix: u8,
     /// The router.
     pub gateway: A,
-    /// The resolver, if [`NetConfig::dns_forward`](super::devices::NetConfig::dns_forward) is set.
+    /// The resolver: with nat always, with passt if
+    /// [`NetConfig::dns_forward`](super::devices::NetConfig::dns_forward) is set.
     pub resolver: A,
 }
 
@@ -41,3 +44,5 @@ pub const IPV6: UserNetwork<Ipv6Addr> = UserNetwork {
 };
 /// Longest packet without headers that passt takes. Its DHCP names it if no other is configured.
 pub const LONGEST_PACKET: u16 = 65_520;
+/// Longest packet with nat, if no other is configured.
+pub const ETHERNET_PACKET: u16 = 1500;

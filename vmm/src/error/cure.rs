@@ -52,6 +52,11 @@ pub enum Cure {
         /// The interface.
         id: String,
     },
+    /// A network by address translation for this network interface.
+    Nat {
+        /// The interface.
+        id: String,
+    },
     /// Forwarded ports for this network interface.
     ForwardedPorts {
         /// The interface.
@@ -96,6 +101,7 @@ impl Cure {
             Self::CompletedLayer { layer } => format!("run a VM with layer {layer} and let it end cleanly"),
             Self::Tap { id } => format!("give network {id} {a} tap"),
             Self::Passt { id } => format!("give network {id} a passt"),
+            Self::Nat { id } => format!("give network {id} a nat"),
             Self::ForwardedPorts { id } => format!("give network {id} {other}ports"),
             Self::VsockSocket => format!("give the vsock device {a} socket"),
             Self::ConsoleSocket => format!("give the console {a} socket"),
@@ -119,7 +125,9 @@ impl fmt::Display for Cure {
             Self::FormerImage { .. } => "DiskOverride::path",
             Self::ChangedImage { .. } => "DiskOverride::changed",
             Self::DiskLayer { .. } | Self::CompletedLayer { .. } => "DiskConfig::layer",
-            Self::Tap { .. } | Self::Passt { .. } | Self::ForwardedPorts { .. } => "Overrides::networks",
+            Self::Tap { .. } | Self::Passt { .. } | Self::Nat { .. } | Self::ForwardedPorts { .. } => {
+                "Overrides::networks"
+            }
             Self::VsockSocket => "Overrides::vsock",
             Self::ConsoleSocket => "Overrides::console",
             Self::AllowedDirectory => "RestoreOptions::allowed",

@@ -24,6 +24,7 @@ use std::thread;
 
 use rustix::net::netdevice::name_to_index;
 use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
 
 use links::Prefixed;
 use netlink::Netlink;
@@ -40,7 +41,7 @@ const FORWARD_V6: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
 const ROUTES_V6: &str = "/proc/thread-self/net/ipv6_route";
 
 /// The end of the network that the guest's interface is connected to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NatSettings {
     /// The hardware address of the router.
     pub mac: [u8; 6],

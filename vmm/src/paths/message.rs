@@ -11,6 +11,7 @@ use volt_policy::IpNet;
 use super::call::{PathCall, PathText};
 use super::program::{ProgramPattern, ProgramStart};
 use crate::holders::Holder;
+use crate::nat::NatSettings;
 use crate::packets::{receive_several, send_several};
 
 /// Sends a message with its number. Tries twice: the host may lack memory for a moment, and an error would
@@ -78,6 +79,8 @@ pub(super) enum Request {
     HostAddresses,
     /// Starts a resolver.
     StartResolver,
+    /// Makes a network by address translation, after [`Request::Seal`] for a VM that has one.
+    MakeNat(NatSettings),
 }
 
 /// An answer.
@@ -95,6 +98,10 @@ pub(super) enum Answer {
     Text(String),
     Holder(Option<Holder>),
     Addresses(Vec<IpNet>),
+    /// The tap of a network lies beside it.
+    Nat {
+        has_v6: bool,
+    },
     /// The program runs in this process. A descriptor of it lies beside it.
     Started {
         pid: u32,

@@ -39,6 +39,7 @@ use call::{Answer, PathCall, PathText};
 
 use crate::holders::{self, Holder};
 use crate::host_addresses;
+use crate::nat::{self, NatLink, NatSettings};
 use crate::resolver;
 use crate::sockets::{self, ListenOptions};
 
@@ -374,6 +375,14 @@ pub(crate) fn start_resolver() -> io::Result<OwnedFd> {
     let (near, far) = resolver::socket()?;
     std::thread::Builder::new().name("volt-resolver".into()).spawn(move || resolver::run(&far))?;
     Ok(near)
+}
+
+/// Makes a network by address translation.
+///
+/// # Errors
+/// As [`nat::make`].
+pub(crate) fn make_nat(settings: &NatSettings) -> io::Result<NatLink> {
+    if asks() { opener::make_nat(settings) } else { nat::make(settings) }
 }
 
 /// Checks that a TCP port of 127.0.0.1 is free.

@@ -38,6 +38,7 @@ use super::serve;
 pub(crate) use super::serve::Duties;
 use crate::error::{Error, Result};
 use crate::holders::Holder;
+use crate::nat::{NatLink, NatSettings};
 use crate::sync::lock;
 
 /// The sockets of the opener and the starter.
@@ -258,6 +259,18 @@ pub(super) fn host_addresses() -> io::Result<Vec<IpNet>> {
 pub(super) fn start_resolver() -> io::Result<OwnedFd> {
     let (_, fds) = ask(&Request::StartResolver, &[])?;
     fds.into_iter().next().ok_or_else(channel::ended)
+}
+
+/// Makes a network by address translation.
+///
+/// # Errors
+/// As [`crate::nat::make`]; or the starter has ended.
+pub(super) fn make_nat(settings: &NatSettings) -> io::Result<NatLink> {
+    let (answer, fds) = ask(&Request::MakeNat(settings.clone()), &[])?;
+    match (answer, fds.into_iter().next()) {
+        (Answer::Nat { has_v6 }, Some(tap)) => Ok(NatLink { tap, has_v6 }),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
 fn holder(request: &Request, beside: &[BorrowedFd<'_>]) -> Option<Holder> {

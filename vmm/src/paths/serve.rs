@@ -28,6 +28,7 @@ use super::program::ProgramPattern;
 use super::rules::{Bounds, Pinned, Rules};
 use super::started::Started;
 use crate::error::{Error, Result, report};
+use crate::nat::{self, NatLink, NatSettings};
 use crate::{holders, host_addresses, resolver};
 
 /// An answer, and the descriptor beside it. Absent for a request without one.
@@ -231,6 +232,24 @@ struct Starter {
     /// Readable once a program has ended (signalfd(2)). Without it, detached ones stay zombies.
     ended: Option<OwnedFd>,
     confine_resolver: fn(),
+    networks: Networks,
+}
+
+/// Whether networks by address translation are made: once the guest runs, for a VM that has one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Networks {
+    is_sealed: bool,
+    has_one: bool,
+}
+
+impl Networks {
+    fn make(&mut self, settings: &NatSettings) -> io::Result<NatLink> {
+        if self.is_sealed && !self.has_one {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        self.has_one = true;
+        nat::make(settings)
+    }
 }
 
 impl Starter {
@@ -243,7 +262,7 @@ impl Starter {
             let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
         };
-        Self { programs, ended, confine_resolver }
+        Self { programs, ended, confine_resolver, networks: Networks::default() }
     }
 }
 
@@ -269,12 +288,17 @@ impl Server for Starter {
             Request::HolderOfPort { port } => Ok(Some((Answer::Holder(holders::of_port(port)), None))),
             Request::HostAddresses => Ok(Some((Answer::Addresses(host_addresses::list()?), None))),
             Request::StartResolver => Ok(Some((Answer::Done, Some(start_resolver(self.confine_resolver)?)))),
+            Request::MakeNat(settings) => {
+                let NatLink { tap, has_v6 } = self.networks.make(&settings)?;
+                Ok(Some((Answer::Nat { has_v6 }, Some(tap))))
+            }
             Request::HolderOfTap { name } => Ok(Some((Answer::Holder(holders::of_tap(&name)), None))),
             Request::AllowProgram(program) => {
                 self.programs.allow(program);
                 Ok(None)
             }
             Request::Seal => {
+                self.networks.is_sealed = true;
                 self.programs.seal();
                 Ok(None)
             }

@@ -1,30 +1,36 @@
-//! The network of a VM that runs an image: process 1 configures an interface whose other end is passt. An
+//! The network of a VM that runs an image: process 1 configures an interface whose other end is passt or nat. An
 //! image configures one with a tap by itself, such as by DHCP.
 
 use std::net::IpAddr;
 
 use volt_job::job::{Address, Network};
 use volt_vmm::config::devices::{NetBackend, NetConfig};
-use volt_vmm::config::user_network::{IPV4, IPV6, LONGEST_PACKET};
+use volt_vmm::config::user_network::{ETHERNET_PACKET, IPV4, IPV6, LONGEST_PACKET};
 
 use crate::failure::Failure;
 
-/// Describes the first interface with passt to process 1, and lets passt forward its questions for names.
+/// Describes the first interface with passt or nat to process 1, and lets passt forward its questions for names.
 ///
 /// # Errors
 /// The hardware address of the interface is none.
 pub(super) fn of(networks: &mut [NetConfig]) -> Result<Option<Network>, Failure> {
     let mut networks = networks.iter_mut();
-    let Some(network) = networks.find(|network| matches!(network.backend, NetBackend::Passt { .. })) else {
+    let longest = |network: &NetConfig| match network.backend {
+        NetBackend::Passt { .. } => Some(LONGEST_PACKET),
+        NetBackend::Nat {} => Some(ETHERNET_PACKET),
+        _ => None,
+    };
+    let Some((network, longest)) = networks.find_map(|network| longest(network).map(|mtu| (network, mtu)))
+    else {
         return Ok(None);
     };
-    network.dns_forward = true;
+    network.dns_forward = matches!(network.backend, NetBackend::Passt { .. });
     let mac =
         network.hardware_address().map_err(|problem| Failure::config("networks", problem.to_string()))?;
     let address = |address, prefix| Address { address, prefix };
     Ok(Some(Network {
         mac: mac.map(|byte| format!("{byte:02x}")).join(":"),
-        mtu: Some(network.mtu.unwrap_or(LONGEST_PACKET)),
+        mtu: Some(network.mtu.unwrap_or(longest)),
         addresses: vec![address(IPV4.address.into(), IPV4.prefix), address(IPV6.address.into(), IPV6.prefix)],
         gateways: vec![IPV4.gateway.into(), IPV6.gateway.into()],
     }))
@@ -53,6 +59,15 @@ mod tests {
         let network = of(&mut networks).unwrap().unwrap();
         assert_eq!((network.mac.as_str(), network.mtu), ("02:00:00:00:0a:01", Some(1400)));
         assert_eq!(networks.map(|network| network.dns_forward), [false, true, false]);
+    }
+
+    #[test]
+    fn interface_with_nat_is_configured_as_one_with_passt() {
+        let mut networks = [NetConfig::new("eth0", NetBackend::Nat {})];
+        let network = of(&mut networks).unwrap().unwrap();
+        let behind_passt = of(&mut [passt("eth0")]).unwrap().unwrap();
+        assert_eq!((network.mtu, networks[0].dns_forward), (Some(1500), false));
+        assert_eq!((network.addresses, network.gateways), (behind_passt.addresses, behind_passt.gateways));
     }
 
     #[test]

@@ -127,7 +127,7 @@ impl From<DiskConfig> for Drive {
     }
 }
 
-/// A network interface: `PUT /network-interfaces/{iface_id}`. It has a tap, `host_dev_name`, or a passt.
+/// A network interface: `PUT /network-interfaces/{iface_id}`. It has a tap, `host_dev_name`, a passt or a nat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NetworkInterface {
@@ -137,6 +137,9 @@ pub(crate) struct NetworkInterface {
     /// volt-vmm's own, in place of a tap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     passt: Option<Passt>,
+    /// volt-vmm's own, in place of a tap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nat: Option<Nat>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     guest_mac: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -161,6 +164,11 @@ struct Passt {
     forward: Vec<(u16, u16)>,
 }
 
+/// [`NetBackend::Nat`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nat {}
+
 fn enabled() -> bool {
     true
 }
@@ -174,14 +182,22 @@ impl TryFrom<NetworkInterface> for NetConfig {
     type Error = Fault;
 
     fn try_from(interface: NetworkInterface) -> Result<Self, Fault> {
-        let backend = match (interface.host_dev_name, interface.passt) {
-            (Some(tap), None) => NetBackend::Tap(tap),
-            (None, Some(Passt { forward })) => NetBackend::Passt { forward },
-            (None, None) => {
-                return Err(Fault::refused("request body: missing field `host_dev_name` (or `passt`)"));
+        let backend = match (interface.host_dev_name, interface.passt, interface.nat) {
+            (Some(tap), None, None) => NetBackend::Tap(tap),
+            (None, Some(Passt { forward }), None) => NetBackend::Passt { forward },
+            (None, None, Some(Nat {})) => NetBackend::Nat {},
+            (None, None, None) => {
+                return Err(Fault::refused(
+                    "request body: missing field `host_dev_name` (or `passt`, or `nat`)",
+                ));
             }
-            (Some(_), Some(_)) => {
+            (Some(_), Some(_), None) => {
                 return Err(Fault::refused("passt: cannot be combined with host_dev_name; give one of them"));
+            }
+            (_, _, Some(_)) => {
+                return Err(Fault::refused(
+                    "nat: cannot be combined with host_dev_name or passt; give one of them",
+                ));
             }
         };
         Ok(Self {
@@ -201,15 +217,17 @@ impl From<NetConfig> for NetworkInterface {
     fn from(network: NetConfig) -> Self {
         let NetConfig { id, backend, mac, mtu, offload, dns_forward, receive_limit, transmit_limit } =
             network;
-        let (host_dev_name, passt) = match backend {
-            NetBackend::Tap(tap) => (Some(tap), None),
-            NetBackend::TapDescriptor(number) => (Some(format!("fd:{number}")), None),
-            NetBackend::Passt { forward } => (None, Some(Passt { forward })),
+        let (host_dev_name, passt, nat) = match backend {
+            NetBackend::Tap(tap) => (Some(tap), None, None),
+            NetBackend::TapDescriptor(number) => (Some(format!("fd:{number}")), None, None),
+            NetBackend::Passt { forward } => (None, Some(Passt { forward }), None),
+            NetBackend::Nat {} => (None, None, Some(Nat {})),
         };
         Self {
             iface_id: id,
             host_dev_name,
             passt,
+            nat,
             guest_mac: mac,
             mtu,
             offload,
@@ -394,6 +412,7 @@ mod tests {
         prop_oneof![
             "(passt|tap[0-9])".prop_map(NetBackend::Tap),
             any::<Vec<(u16, u16)>>().prop_map(|forward| NetBackend::Passt { forward }),
+            Just(NetBackend::Nat {}),
         ]
     }
 

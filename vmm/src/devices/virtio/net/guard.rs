@@ -315,8 +315,10 @@ fn mtu(config: &NetConfig) -> u16 {
 /// The interface as the filter knows it. A guest behind a tap has addresses of its owner's choice.
 fn interface(config: &NetConfig, mac: Mac) -> Interface {
     let mut interface = Interface { mac, addresses: None, forwarded: Vec::new() };
-    if let NetBackend::Passt { forward } = &config.backend {
+    if matches!(config.backend, NetBackend::Passt { .. } | NetBackend::Nat {}) {
         interface.addresses = Some(GuestAddresses::new(IPV4.address, (IPV6.address, IPV6.prefix)));
+    }
+    if let NetBackend::Passt { forward } = &config.backend {
         interface.forwarded = forward.iter().map(|(_, guest)| *guest).collect();
     }
     interface

@@ -3,10 +3,12 @@
 //! ```text
 //!            queue 1 ──transmit──>            ┌── tap: the host's network stack
 //!  driver                           Backend ──┤
-//!            queue 0 <──receive───            └── passt: a process that needs no privileges
+//!            queue 0 <──receive───            ├── nat: the same, in a namespace of the VM
+//!                 │                           └── passt: a process that needs no privileges
 //!                 │
 //!                 ├── guard: lets through what the VM's policy allows, if it has one
 //!                 │     └── names: answers the guest's questions, by a resolver
+//!                 ├── link_service: answers DHCP, solicitations of routers and questions, with nat
 //!                 └── metadata: a service of the device itself, if the VM has one
 //! ```
 //!
@@ -16,6 +18,7 @@
 //! later frame either.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -38,9 +41,12 @@ mod backend;
 mod backoff;
 mod guard;
 mod header;
+mod link_answers;
+mod link_service;
 pub(crate) mod metadata;
 mod name_streams;
 mod names;
+mod nat;
 pub(crate) mod passt;
 mod pieces;
 mod receive;
@@ -54,6 +60,7 @@ mod wire;
 
 use backend::Backend;
 use guard::Guard;
+use link_service::LinkService;
 use metadata::MetadataService;
 use passt::Passt;
 use receive::Receiver;
@@ -107,6 +114,7 @@ pub struct Net {
     transmitter: Transmitter,
     service: Option<Box<MetadataService>>,
     guard: Option<Box<Guard>>,
+    link_service: Option<Box<LinkService>>,
     /// The backend is alive.
     connected: bool,
     log: LogLimit,
@@ -121,13 +129,15 @@ pub struct Net {
 struct Own<'a> {
     service: Option<&'a mut MetadataService>,
     guard: Option<&'a mut Guard>,
+    link_service: Option<&'a mut LinkService>,
 }
 
 impl Own<'_> {
     /// The next frame for the guest that no backend has sent.
     fn next_frame(&mut self) -> Option<Vec<u8>> {
         let of_service = self.service.as_mut().and_then(|service| service.next_frame());
-        of_service.or_else(|| self.guard.as_mut()?.next_answer())
+        let answer = of_service.or_else(|| self.guard.as_mut()?.next_answer());
+        answer.or_else(|| self.link_service.as_mut()?.next_frame())
     }
 }
 
@@ -187,6 +197,7 @@ impl Net {
         let refused = |problem| Error::config("networks", problem);
         config.validate().map_err(refused)?;
         let mac = config.hardware_address().map_err(refused)?;
+        let mut link_service = None;
         let backend: Box<dyn Backend> = match &config.backend {
             NetBackend::Tap(name) => Box::new(Tap::open(name)?),
             NetBackend::TapDescriptor(number) => Box::new(Tap::of_descriptor(*number)?),
@@ -194,8 +205,13 @@ impl Net {
                 let NetConfig { mtu, dns_forward, .. } = *config;
                 Box::new(Passt::start(&passt::Options { forward, mtu, dns_forward }, mac)?)
             }
+            NetBackend::Nat {} => {
+                let (tap, link) = nat::open(config)?;
+                link_service = Some(Box::new(LinkService::new(&config.id, link)));
+                Box::new(tap)
+            }
         };
-        Ok(Self::new(config, mac, backend))
+        Ok(Self { link_service, ..Self::new(config, mac, backend) })
     }
 
     fn new(config: &NetConfig, mac: Mac, backend: Box<dyn Backend>) -> Self {
@@ -210,6 +226,7 @@ impl Net {
             transmitter: Transmitter::new(&config.transmit_limit),
             service: None,
             guard: None,
+            link_service: None,
             connected: true,
             log: LogLimit::new(),
             mac,
@@ -231,6 +248,9 @@ impl Net {
                 let guard = |judge| Box::new(Guard::new(config, self.mac, Arc::clone(judge)));
                 self.guard = judge.map(guard);
             }
+        }
+        if let Some(link_service) = &mut self.link_service {
+            link_service.answer_questions(self.guard.is_none());
         }
     }
 
@@ -254,13 +274,14 @@ impl Net {
         io: &mut DeviceIo<'_>,
     ) -> std::result::Result<NextTurn, DeviceFailed> {
         let ready = matches!(cause, WakeReason::Ready(_));
-        if let (WakeReason::Ready(RESOLVER), Some(guard)) = (cause, &mut self.guard) {
-            guard.listen();
+        if matches!(cause, WakeReason::Ready(RESOLVER)) {
+            self.guard.iter_mut().for_each(|guard| guard.listen());
+            self.link_service.iter_mut().for_each(|link_service| link_service.listen());
         }
         let mut next = NextTurn::Wait;
         let has_room = self.transmitter.blocked || self.has_unsent();
         if !ready || has_room && !self.transmitter.failing {
-            let own = Own { service: self.service.as_deref_mut(), guard: self.guard.as_deref_mut() };
+            let own = own(&mut self.service, &mut self.guard, &mut self.link_service);
             let turn_end = self.transmitter.turn(&mut *self.backend, own, self.connected, io)?;
             next = self.apply(turn_end, io);
         }
@@ -269,15 +290,19 @@ impl Net {
             guard.work(Instant::now());
             answers |= guard.has_answers();
         }
+        answers |= self.link_service.as_mut().is_some_and(|service| service.work(Instant::now()));
         // The host may have answered the sent frames already. One interrupt for both is cheaper than two.
         if self.connected && (ready || answers || self.receiver.due || self.transmitter.has_sent) {
-            let own = Own { service: self.service.as_deref_mut(), guard: self.guard.as_deref_mut() };
+            let own = own(&mut self.service, &mut self.guard, &mut self.link_service);
             let turn_end = self.receiver.turn(&mut *self.backend, own, io)?;
             next = next.sooner(self.apply(turn_end, io));
         }
         if let Some(service) = &mut self.service {
             next = next.sooner(service.next_turn(Instant::now()));
             io.counters.metadata.add(&service.take_work());
+        }
+        if let Some(service) = &mut self.link_service {
+            next = next.sooner(service.next_turn(Instant::now()));
         }
         next = next.sooner(self.send_own(io));
         io.interrupt_if_wanted()?;
@@ -312,6 +337,9 @@ impl Net {
         }
         if let Some(guard) = &mut self.guard {
             guard.begin_anew(self.mac);
+        }
+        if let Some(link_service) = &mut self.link_service {
+            link_service.reset();
         }
     }
 
@@ -355,7 +383,7 @@ impl Net {
     /// Stops watching the backend. The worker does not ask a failed device, so an event would repeat without
     /// end.
     fn stop_watching(&mut self) {
-        let resolver = self.guard.as_ref().and_then(|guard| guard.descriptor());
+        let resolver = self.resolver();
         if let (Some(watch), Some((number, descriptor))) = (&self.watch, resolver)
             && self.watched_resolver == Some(number)
         {
@@ -368,17 +396,23 @@ impl Net {
         self.watched_resolver = None;
     }
 
+    /// The descriptor of the resolver that works for the guest, and its number.
+    fn resolver(&self) -> Option<(u64, BorrowedFd<'_>)> {
+        let of_guard = self.guard.as_ref().and_then(|guard| guard.descriptor());
+        of_guard.or_else(|| self.link_service.as_ref()?.descriptor())
+    }
+
     /// Watches the resolver, which may have begun or ended.
     fn watch_resolver(&mut self) -> std::result::Result<(), DeviceFailed> {
         let Some(watch) = &self.watch else { return Ok(()) };
-        let resolver = self.guard.as_ref().and_then(|guard| guard.descriptor());
+        let resolver = self.resolver();
         let number = resolver.map(|(number, _)| number);
         if number == self.watched_resolver {
             return Ok(());
         }
-        self.watched_resolver = number;
         // One that has ended was closed, and is not watched any more.
         let added = resolver.map(|(_, descriptor)| watch.add(&descriptor, RESOLVER, EventFlags::IN));
+        self.watched_resolver = number;
         added.unwrap_or(Ok(())).map_err(|_| DeviceFailed("the host cannot watch the resolver"))
     }
 
@@ -404,6 +438,19 @@ impl Net {
         };
         self.watched_events = wanted;
         done.map_err(|_| DeviceFailed("the host cannot watch the network backend"))
+    }
+}
+
+/// The parts of a device that frames pass.
+fn own<'a>(
+    service: &'a mut Option<Box<MetadataService>>,
+    guard: &'a mut Option<Box<Guard>>,
+    link_service: &'a mut Option<Box<LinkService>>,
+) -> Own<'a> {
+    Own {
+        service: service.as_deref_mut(),
+        guard: guard.as_deref_mut(),
+        link_service: link_service.as_deref_mut(),
     }
 }
 
@@ -489,6 +536,7 @@ impl Persist for Net {
             transmitter: _,
             service: _,
             guard,
+            link_service: _,
             connected: _,
             log: _,
             mac,

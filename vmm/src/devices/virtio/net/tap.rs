@@ -90,6 +90,16 @@ impl Tap {
         Ok(tap)
     }
 
+    /// Uses a tap that was made for this device, which does not block.
+    ///
+    /// # Errors
+    /// Errors of the host.
+    pub fn of_own(tap: OwnedFd) -> io::Result<Self> {
+        let tap = Self(tap);
+        tap.set_header()?;
+        Ok(tap)
+    }
+
     /// Sets the length of the header before each frame.
     fn set_header(&self) -> io::Result<()> {
         let len = header::LEN as libc::c_int;

@@ -1,4 +1,4 @@
-//! Frames from the guest to the backend, or to the metadata service. A chain is given back when the backend
+//! Frames from the guest to the backend, or to a service of the device. A chain is given back when the backend
 //! has its frame, or when the frame is dropped. A frame for which the backend has no room stays in the queue.
 //! Rate limits leave frames to the service out.
 
@@ -13,6 +13,7 @@ use super::backoff::Backoff;
 use super::guard::{Guard, Passage};
 use super::header;
 use super::header::Header;
+use super::link_service::LinkService;
 use super::metadata::MetadataService;
 use super::pieces::Pieces;
 use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, Own, TurnEnd, feature};
@@ -94,6 +95,13 @@ impl Transmitter {
             if let Some(service) = &mut own.service
                 && connected
                 && serve(service, &mut chain, features)
+            {
+                self.has_sent = true;
+                return Ok(ChainOutcome::Done(0));
+            }
+            if let Some(service) = &mut own.link_service
+                && connected
+                && serve_link(service, &mut chain, features)
             {
                 self.has_sent = true;
                 return Ok(ChainOutcome::Done(0));
@@ -185,6 +193,22 @@ fn serve(service: &mut MetadataService, chain: &mut Chain<'_>, features: u64) ->
         let mut frame = vec![0; chain.readable.len()];
         chain.readable.read(&mut frame);
         service.receive(frame, Instant::now());
+    }
+    true
+}
+
+/// Gives the service of the link a frame that is for it. Returns whether it is.
+fn serve_link(service: &mut LinkService, chain: &mut Chain<'_>, features: u64) -> bool {
+    let mut start = [0; header::LEN + HEAD];
+    let start_len = chain.readable.peek(&mut start);
+    let len = chain.readable.len().saturating_sub(header::LEN);
+    if !start[..start_len].get(header::LEN..).is_some_and(|head| service.wants(head, len)) {
+        return false;
+    }
+    if let Some(passed) = passed_header(chain, features) {
+        let mut frame = vec![0; chain.readable.len()];
+        chain.readable.read(&mut frame);
+        service.receive(&frame, passed.offload().checksum.is_some(), Instant::now());
     }
     true
 }
