@@ -11,7 +11,7 @@ declare -A PACKAGES=(
     [lab]="qemu-system-x86 busybox-static kmod e2fsprogs util-linux binutils cpio xz-utils zstd"
     [stock-kernel]="kmod xz-utils zstd"
     [kernel]="gcc libc6-dev make flex bison bc libelf-dev libssl-dev xz-utils bzip2"
-    [test]="git jq e2fsprogs dmsetup fish iproute2 passt shellcheck python3-venv tmux zsh zstd"
+    [test]="git jq e2fsprogs dmsetup fish iproute2 nftables passt shellcheck python3-venv tmux zsh zstd"
     [bench]="iproute2 musl-tools"
     [fuzz]="g++"
 )

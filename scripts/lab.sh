@@ -11,7 +11,8 @@ set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/sbin
 
-LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsock virtio_net dm-log-writes"
+LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsock virtio_net dm-log-writes
+    nft_masq nft_ct nft_chain_nat"
 # Packages of the lab's own kernel, the preferred first: for virtual machines, then for any machine.
 KERNEL_PACKAGES=(linux-image-cloud-amd64 linux-image-virtual linux-image-amd64 linux-image-generic)
 STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}

@@ -226,6 +226,13 @@ pub fn network() -> Option<String> {
     opened.err().map(|error| format!("no /dev/net/tun here ({error})"))
 }
 
+/// Networks by address translation in the kernel: the packet filter, and the right to use it.
+#[must_use]
+pub fn nat() -> Option<String> {
+    let probed = Network::try_new().and_then(|network| network.inside(volt_vmm::internal::probe_nat));
+    probed.err().map(|error| format!("no networks by address translation here ({error})"))
+}
+
 /// The program tmux.
 #[must_use]
 pub fn tmux() -> Option<String> {

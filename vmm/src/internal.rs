@@ -3,6 +3,7 @@
 
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::kvm::{create_vm_ahead, keep_device as keep_kvm};
+pub use crate::nat::probe as probe_nat;
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
 pub use crate::sandbox::this_thread::ThisThread;
 pub use crate::snapshot::opened::grant::key::digest;

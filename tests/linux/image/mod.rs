@@ -7,6 +7,7 @@ mod kernels;
 mod layers;
 mod main_process;
 mod names;
+mod nat;
 mod network;
 mod policy;
 mod ports;

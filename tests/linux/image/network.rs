@@ -116,7 +116,7 @@ pub(super) const SEND: &str = "busybox mkfifo /sent
     send() { exec 9<&0; { cat <&9; exec sleep 1000; } >/sent 2>/dev/null & nc $1 90 </sent; }";
 
 /// Prints the addresses, routes and resolvers, and `configured` if the network was complete at once.
-const SHOW: &str = "ip=busybox\\ ip
+pub(super) const SHOW: &str = "ip=busybox\\ ip
     $ip -4 -o addr show dev eth0 | busybox awk '{print $4}'
     $ip -6 -o addr show dev eth0 scope global | busybox awk '{print $4, $NF, /tentative/}'
     $ip route show default; $ip -6 route show default

@@ -361,6 +361,16 @@ mod tests {
     }
 
     #[test]
+    fn open_judge_allows_every_address_and_name() {
+        let judge = Judge::open();
+        for target in ["192.0.2.1", "127.0.0.1", "169.254.169.254", "10.1.2.3", "fd00::1", "::1"] {
+            assert_eq!(address(&judge, Tcp, target, 443), "allow: no rule", "{target}");
+            assert!(!judge.is_closed(target.parse().unwrap()), "{target}");
+        }
+        assert!(judge.question(&name("example.org")).is_allow());
+    }
+
+    #[test]
     fn without_rules_the_internet_is_open_and_the_surroundings_are_closed() {
         let judge = judge("{}");
         for (target, verdict) in [

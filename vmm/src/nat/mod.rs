@@ -71,6 +71,21 @@ pub(crate) fn make(settings: &NatSettings) -> io::Result<NatLink> {
     made.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))
 }
 
+/// Makes the host's table, as a network does first: it fails if the host lacks rights or the packet filter.
+///
+/// # Errors
+/// As [`make`].
+#[cfg(any(test, feature = "internal"))]
+pub fn probe() -> io::Result<()> {
+    make_table_of_host()
+}
+
+fn make_table_of_host() -> io::Result<()> {
+    let filter = Netlink::filter().map_err(|error| explain("use the packet filter", error))?;
+    let act = || format!("make the table inet {}", tables::TABLE);
+    tables::make_of_host(&filter).map_err(|error| explain(act(), error))
+}
+
 /// Makes a network, and leaves the calling thread in its namespace.
 fn make_here(settings: &NatSettings) -> io::Result<NatLink> {
     if read_setting(FORWARD_V4)?.as_deref() != Some("1") {
@@ -81,9 +96,7 @@ fn make_here(settings: &NatSettings) -> io::Result<NatLink> {
     let leads_by_v6 = read_setting(FORWARD_V6)?.as_deref() == Some("1")
         && fs::read_to_string(ROUTES_V6).is_ok_and(|table| has_default_route(&table));
     let host = Netlink::routing()?;
-    let filter = Netlink::filter().map_err(|error| explain("use the packet filter", error))?;
-    let act = || format!("make the table inet {}", tables::TABLE);
-    tables::make_of_host(&filter).map_err(|error| explain(act(), error))?;
+    make_table_of_host()?;
     // SAFETY: the thread's namespace alone changes, and it ends after this function.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })
         .map_err(|error| explain("make a network namespace", error))?;

@@ -21,7 +21,7 @@ fn isolated(test: impl FnOnce() + Send + 'static) {
         // SAFETY: only this thread, and those that it starts, move to a new network namespace.
         let alone = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
         let lacks = !alone || fs::metadata(DRIVER).is_err() || Command::new("ip").arg("-V").output().is_err();
-        if lacks || tables::make_of_host(&Netlink::filter().unwrap()).is_err() {
+        if lacks || probe().is_err() {
             return skip_test(&name, "needs root, /dev/net/tun, iproute2, and nf_tables in the kernel");
         }
         write_setting(FORWARD_V4).unwrap();

@@ -191,6 +191,11 @@ fn dhcp(message: &[u8], client: Mac, link: &Link) -> Option<Vec<u8>> {
     Some(frame)
 }
 
+/// The advertisement to all machines on the link.
+pub(super) fn advertisement_to_all(link: &Link) -> Option<Vec<u8>> {
+    advertisement(Ipv6Addr::UNSPECIFIED.into(), ALL_NODES_MAC, link)
+}
+
 /// The advertisement for a guest that solicits routers, from this address.
 fn advertisement(source: IpAddr, client: Mac, link: &Link) -> Option<Vec<u8>> {
     let IpAddr::V6(source) = source else { return None };

@@ -22,6 +22,8 @@ use super::relay::end::TcpChecksum;
 const MOST_ANSWERS: usize = 64;
 /// Shortest delay before work that needs no frame.
 const SHORTEST_DELAY: Duration = Duration::from_millis(1);
+/// Time between advertisements of the router, a third of that for which guests believe one.
+const BETWEEN_ADVERTISEMENTS: Duration = Duration::from_secs(6 * 60 * 60);
 /// Tells the numbers of these resolvers from those of a guard's.
 const OF_LINK: u64 = 1 << 63;
 
@@ -36,6 +38,8 @@ pub(super) struct LinkService {
     judge: Judge,
     names: Names,
     streams: NameStreams,
+    /// When the router advertises itself again. It does so for a guest that has solicited it once.
+    advertises_at: Option<Instant>,
     /// When the streams have something to do without a frame.
     due: Option<Instant>,
     answers: VecDeque<Vec<u8>>,
@@ -50,6 +54,7 @@ impl LinkService {
             names: Names::new(name),
             streams: NameStreams::new(link.mtu),
             link,
+            advertises_at: None,
             due: None,
             answers: VecDeque::new(),
         }
@@ -68,8 +73,18 @@ impl LinkService {
     pub fn reset(&mut self) {
         self.names.clear();
         self.streams.clear();
-        self.due = None;
+        (self.due, self.advertises_at) = (None, None);
         self.answers.clear();
+    }
+
+    /// Whether the guest has solicited the router.
+    pub fn is_solicited(&self) -> bool {
+        self.advertises_at.is_some()
+    }
+
+    /// Advertises the router at once to a guest that has solicited it before a snapshot.
+    pub fn advertise_again(&mut self) {
+        self.advertises_at = Some(Instant::now());
     }
 
     /// Whether a frame of `len` bytes that starts with these is for the service.
@@ -84,7 +99,12 @@ impl LinkService {
     pub fn receive(&mut self, frame: &[u8], is_trusted: bool, now: Instant) {
         match link_answers::request(frame, frame.len()) {
             Some(LinkRequest::Question) => self.take_question(frame, is_trusted, now),
-            _ => self.answer(link_answers::answer(frame, &self.link)),
+            request => {
+                if request == Some(LinkRequest::RouterSolicitation) {
+                    self.advertises_at = Some(now + BETWEEN_ADVERTISEMENTS);
+                }
+                self.answer(link_answers::answer(frame, &self.link));
+            }
         }
     }
 
@@ -132,6 +152,12 @@ impl LinkService {
             let questions = self.streams.work(now);
             self.take_questions(questions, now);
         }
+        if self.advertises_at.is_some_and(|at| at <= now) {
+            self.advertises_at = Some(now + BETWEEN_ADVERTISEMENTS);
+            if self.link.has_v6 {
+                self.answer(link_answers::advertisement_to_all(&self.link));
+            }
+        }
         !self.answers.is_empty() || self.streams.has_waiting()
     }
 
@@ -141,7 +167,8 @@ impl LinkService {
         let waiting = self.due.filter(|due| *due > now);
         let next = self.streams.next_work(now).map(|next| next.max(now + SHORTEST_DELAY));
         self.due = next.map(|next| waiting.map_or(next, |waiting| waiting.min(next)));
-        self.due.map_or(NextTurn::Wait, NextTurn::At)
+        let advertises_at = self.advertises_at.map(|at| at.max(now + SHORTEST_DELAY));
+        self.due.into_iter().chain(advertises_at).min().map_or(NextTurn::Wait, NextTurn::At)
     }
 
     /// The next frame to the guest.

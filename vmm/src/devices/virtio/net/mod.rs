@@ -151,6 +151,9 @@ pub struct NetState {
     /// Addresses that names of the policy were resolved to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pins: Vec<SavedPin>,
+    /// The guest has solicited the router that the device is part of.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    has_solicited: bool,
 }
 
 /// Reason for the end of a turn.
@@ -536,7 +539,7 @@ impl Persist for Net {
             transmitter: _,
             service: _,
             guard,
-            link_service: _,
+            link_service,
             connected: _,
             log: _,
             mac,
@@ -544,17 +547,19 @@ impl Persist for Net {
             link,
         } = self;
         let pins = guard.as_ref().map_or_else(Vec::new, |guard| guard.save_pins());
-        Ok(NetState { mac: *mac, mtu: *mtu, link: *link, pins })
+        let has_solicited = link_service.as_ref().is_some_and(|service| service.is_solicited());
+        Ok(NetState { mac: *mac, mtu: *mtu, link: *link, pins, has_solicited })
     }
 
     /// The guest keeps the address that it knows, and no connection to the metadata service.
     fn restore(&mut self, state: &NetState) -> Result<()> {
-        let NetState { mac, mtu, link, pins } = state;
+        let NetState { mac, mtu, link, pins, has_solicited } = state;
         (self.mac, self.mtu, self.link) = (*mac, *mtu, *link);
         self.reset_own();
         if let Some(guard) = &mut self.guard {
             guard.restore_pins(pins);
         }
+        self.link_service.iter_mut().filter(|_| *has_solicited).for_each(|service| service.advertise_again());
         Ok(())
     }
 }

@@ -139,7 +139,10 @@ impl Backend for Tap {
     }
 
     fn send(&mut self, frame: Pieces<'_>) -> io::Result<()> {
-        frame.write_to(self.descriptor()).map(drop)
+        frame.write_to(self.descriptor()).map(drop).map_err(|error| match error.raw_os_error() {
+            Some(libc::EIO) => io::Error::other("the tap is down; run `ip link set dev TAP up`"),
+            _ => error,
+        })
     }
 }
 

@@ -16,6 +16,7 @@ use crate::devices::virtio::testing::{Driver, Part, Used};
 mod failing;
 mod frames;
 mod idle;
+mod link;
 mod metadata;
 mod passt;
 mod policy;

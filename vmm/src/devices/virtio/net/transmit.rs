@@ -39,7 +39,7 @@ pub(super) struct Transmitter {
     pub dropped: u64,
     /// The backend fails: the next attempt is at a fixed time, whatever the backend is ready for.
     pub failing: bool,
-    /// The last error of sending the rest of a frame, until it is logged.
+    /// The last error of sending a frame, until it is logged.
     pub error: Option<io::Error>,
     backoff: Backoff,
 }
@@ -48,6 +48,8 @@ pub(super) struct Transmitter {
 enum SendOutcome {
     Sent,
     Dropped,
+    /// The host refuses this frame.
+    Refused(io::Error),
     NoRoom,
     Gone(io::Error),
 }
@@ -118,7 +120,10 @@ impl Transmitter {
                     self.limiter.spend(bytes);
                     ChainOutcome::Done(0)
                 }
-                SendOutcome::Dropped => {
+                SendOutcome::Dropped | SendOutcome::Refused(_) => {
+                    if let SendOutcome::Refused(error) = sent {
+                        self.error = Some(error);
+                    }
                     if is_judged {
                         // The verdict on a frame costs the host, too.
                         self.limiter.spend(bytes);
@@ -264,7 +269,7 @@ fn send(
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => return SendOutcome::NoRoom,
             Err(error) if backend::is_gone(&error) => return SendOutcome::Gone(error),
-            Err(_) => return SendOutcome::Dropped,
+            Err(error) => return SendOutcome::Refused(error),
         }
     }
 }

@@ -151,6 +151,22 @@ fn deleted_tap_takes_only_the_link_down() {
 }
 
 #[test]
+fn frames_are_dropped_while_a_tap_is_down_and_pass_again_afterwards() {
+    isolated(|| {
+        let mut driver = Driver::new(Net::open(&tap("volt0")).unwrap());
+        ip("link set volt0 up");
+        exchange(&mut driver, &host_side("volt0"));
+        ip("link set volt0 down");
+        for number in 0..70 {
+            driver.ask(OUT, &[Part::Out(&with_header(&ours(number, 60)))]);
+        }
+        assert!(!driver.needs_reset() && status(&mut driver) == 1);
+        ip("link set volt0 up");
+        exchange(&mut driver, &host_side("volt0"));
+    });
+}
+
+#[test]
 fn tap_errors_name_their_cause() {
     isolated(|| {
         let refused = |name: &str| report(&Net::open(&tap(name)).unwrap_err());
