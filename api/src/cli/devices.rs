@@ -45,7 +45,7 @@ pub(super) const NET: &[OptionKey] = &[
     OptionKey::plain("tap", "NAME", &["backend", "tap"])
         .about("tap of this name, made if it is missing; fd:N is an open descriptor"),
     OptionKey::flag("nat", &["backend", "nat"])
-        .about("reach what this host reaches, by its kernel, with fixed addresses (CAP_NET_ADMIN, CAP_SYS_ADMIN)"),
+        .about("reach what this host reaches, by its kernel (root), as fast as a tap"),
     OptionKey::ports("forward", &["backend", "passt", "forward"])
         .about("with user: lead TCP of 127.0.0.1 to the guest; repeatable"),
     OptionKey::plain("id", "ID", &["id"])

@@ -23,7 +23,7 @@ pub(super) struct OverrideArgs {
 
     /// Give a network interface of the snapshot another backend, address or rate limit:
     /// id=ID[,tap=NAME][,mac=ADDRESS][,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT]
-    /// [,transmit-ops=LIMIT], or user and [,forward=HOSTPORT:GUESTPORT] in place of a tap. Repeatable
+    /// [,transmit-ops=LIMIT], or nat, or user and [,forward=HOSTPORT:GUESTPORT] in place of a tap. Repeatable
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetOverride>,
 

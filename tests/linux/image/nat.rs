@@ -117,7 +117,11 @@ fn host_that_does_not_forward_is_named_and_stays_so() {
     needs!(kvm, linux, agent, network, nat);
     let net = Net::new();
     let outcome = net.script(&["--net", "nat"], "true");
-    outcome.refused(&["cannot make the network of eth0 (nat)", "sysctl -w net.ipv4.ip_forward=1", "--net user"]);
+    outcome.refused(&[
+        "cannot make the network of eth0 (nat)",
+        "sysctl -w net.ipv4.ip_forward=1",
+        "--net user",
+    ]);
     assert_eq!(net.network.inside(|| fs::read_to_string(FORWARD[0])).unwrap(), "0\n");
     assert_eq!(net.cables(), 0);
     net.images.are_empty();

@@ -153,10 +153,9 @@ impl Namespace {
     fn connect(&self, host: &Netlink, cable: Cable, leads_by_v6: bool) -> io::Result<()> {
         let far = name_to_index(&self.routing, TO_HOST)?;
         tables::make_own(&self.filter, name_to_index(&self.routing, TAP)?, far)?;
-        for (netlink, index, end) in [
-            (host, name_to_index(host, &cable.name())?, cable.near()),
-            (&self.routing, far, cable.far()),
-        ] {
+        for (netlink, index, end) in
+            [(host, name_to_index(host, &cable.name())?, cable.near()), (&self.routing, far, cable.far())]
+        {
             links::bring_up(netlink, index, self.has_v6)?;
             let addresses = [(end.v4.into(), PAIR_V4), (end.v6.into(), PAIR_V6)];
             links::add_addresses(netlink, index, &self.usable(&addresses))?;
@@ -171,7 +170,11 @@ impl Namespace {
 
     /// The addresses that the kernel has a protocol for.
     fn usable(&self, addresses: &[Prefixed]) -> Vec<Prefixed> {
-        addresses.iter().copied().filter(|(address, _)| matches!(address, IpAddr::V4(_)) || self.has_v6).collect()
+        addresses
+            .iter()
+            .copied()
+            .filter(|(address, _)| matches!(address, IpAddr::V4(_)) || self.has_v6)
+            .collect()
     }
 }
 

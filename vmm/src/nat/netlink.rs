@@ -143,12 +143,7 @@ impl Attributes<'_> {
     }
 
     /// Adds an attribute with this content and attributes behind it.
-    pub fn nest_behind(
-        &mut self,
-        kind: u16,
-        content: &[u8],
-        attributes: impl FnOnce(&mut Attributes<'_>),
-    ) {
+    pub fn nest_behind(&mut self, kind: u16, content: &[u8], attributes: impl FnOnce(&mut Attributes<'_>)) {
         let start = self.0.len();
         self.add(kind | libc::NLA_F_NESTED as u16, content);
         attributes(&mut Attributes(self.0));

@@ -138,7 +138,9 @@ fn process_without_rights_is_told_which_it_lacks() {
             make(&settings()).unwrap_err().to_string()
         });
         let error = unprivileged.join().unwrap();
-        for words in ["cannot make the table inet volt-nat: ", "CAP_NET_ADMIN and CAP_SYS_ADMIN", "--net user"] {
+        for words in
+            ["cannot make the table inet volt-nat: ", "CAP_NET_ADMIN and CAP_SYS_ADMIN", "--net user"]
+        {
             assert!(error.contains(words), "{error}");
         }
         assert_eq!(cables(), 0);

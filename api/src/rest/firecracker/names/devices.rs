@@ -370,7 +370,7 @@ pub(crate) struct NetworkInterfaceChange {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::{Strategy, any, prop_assert_eq, prop_compose, prop_oneof, proptest};
+    use proptest::prelude::{Just, Strategy, any, prop_assert_eq, prop_compose, prop_oneof, proptest};
     use serde::de::DeserializeOwned;
     use volt_vmm::config::devices::{BalloonConfig, Bucket};
     use volt_vmm::config::metadata::MetadataConfig;

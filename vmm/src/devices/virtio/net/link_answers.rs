@@ -84,7 +84,8 @@ fn packet(head: &[u8], len: usize) -> Option<(Frame, Packet)> {
 }
 
 fn request_in(packet: &Packet) -> Option<LinkRequest> {
-    let is_resolver = packet.target == IpAddr::V4(IPV4.resolver) || packet.target == IpAddr::V6(IPV6.resolver);
+    let is_resolver =
+        packet.target == IpAddr::V4(IPV4.resolver) || packet.target == IpAddr::V6(IPV6.resolver);
     match packet.transport {
         Transport::Udp { source, target } if [source, target] == DHCP => {
             let targets = [Ipv4Addr::BROADCAST, IPV4.gateway].map(IpAddr::V4);
@@ -92,7 +93,9 @@ fn request_in(packet: &Packet) -> Option<LinkRequest> {
         }
         Transport::Udp { target: DNS, .. } if is_resolver => Some(LinkRequest::Question),
         Transport::Tcp(segment) if is_resolver && segment.target == DNS => Some(LinkRequest::Question),
-        Transport::Icmp { kind: icmpv6::TYPE_ROUTER_SOLICITATION, code: 0, .. } if packet.target.is_ipv6() => {
+        Transport::Icmp { kind: icmpv6::TYPE_ROUTER_SOLICITATION, code: 0, .. }
+            if packet.target.is_ipv6() =>
+        {
             (packet.hop_limit == OF_LINK).then_some(LinkRequest::RouterSolicitation)
         }
         _ => None,
@@ -199,8 +202,7 @@ pub(super) fn advertisement_to_all(link: &Link) -> Option<Vec<u8>> {
 /// The advertisement for a guest that solicits routers, from this address.
 fn advertisement(source: IpAddr, client: Mac, link: &Link) -> Option<Vec<u8>> {
     let IpAddr::V6(source) = source else { return None };
-    let (target, mac) =
-        if source.is_unspecified() { (ALL_NODES, ALL_NODES_MAC) } else { (source, client) };
+    let (target, mac) = if source.is_unspecified() { (ALL_NODES, ALL_NODES_MAC) } else { (source, client) };
     let mut options = Vec::new();
     let (first_half, lifetime) = ([HOPS, 0], ROUTER_LIFETIME.to_be_bytes());
     // No time of reachability, and none between solicitations.

@@ -42,7 +42,10 @@ fn answered(frame: &[u8]) -> Option<(Mac, IpAddr, u8, Vec<u8>)> {
 fn client_is_offered_the_guests_address_and_gets_it() {
     let (mac, target, kind, offer) = answered(&message(Ipv4Addr::UNSPECIFIED, 0, &[&[KIND, 1, 1]])).unwrap();
     assert_eq!((mac, target, kind), (GUEST, IPV4.address.into(), OFFER));
-    assert_eq!((&offer[4..8], &offer[YOURS], &offer[28..34]), (&[9, 8, 7, 6][..], &[10, 118, 111, 15][..], &GUEST[..]));
+    assert_eq!(
+        (&offer[4..8], &offer[YOURS], &offer[28..34]),
+        (&[9, 8, 7, 6][..], &[10, 118, 111, 15][..], &GUEST[..])
+    );
     for (number, value) in [
         (SERVER, &[10, 118, 111, 2][..]),
         (ROUTER, &[10, 118, 111, 2]),
@@ -121,13 +124,17 @@ fn router_without_ipv6_or_asked_from_afar_advertises_nothing() {
 #[test]
 fn questions_are_those_to_the_resolver() {
     let to = |address: Ipv4Addr, port: u16| {
-        let packet = PacketBuilder::ethernet2(GUEST, ROUTER_MAC).ipv4([10, 118, 111, 15], address.octets(), 64);
+        let packet =
+            PacketBuilder::ethernet2(GUEST, ROUTER_MAC).ipv4([10, 118, 111, 15], address.octets(), 64);
         let mut frame = Vec::new();
         packet.udp(4000, port).write(&mut frame, &[0; 20]).unwrap();
         request(&frame, frame.len())
     };
     assert_eq!(to(IPV4.resolver, 53), Some(LinkRequest::Question));
-    assert_eq!((to(IPV4.resolver, 54), to(IPV4.gateway, 53), to([192, 0, 2, 1].into(), 53)), (None, None, None));
+    assert_eq!(
+        (to(IPV4.resolver, 54), to(IPV4.gateway, 53), to([192, 0, 2, 1].into(), 53)),
+        (None, None, None)
+    );
 }
 
 proptest! {

@@ -182,9 +182,7 @@ impl Grants<'_> {
                 NetBackend::TapDescriptor(number) => {
                     (format!("network {id}: tap fd:{number}"), Cure::Tap { id })
                 }
-                NetBackend::Nat {} => {
-                    (format!("network {id}: this host's network (nat)"), Cure::Nat { id })
-                }
+                NetBackend::Nat {} => (format!("network {id}: this host's network (nat)"), Cure::Nat { id }),
                 NetBackend::Passt { forward } if forward.is_empty() => {
                     (format!("network {id}: this host's network (passt)"), Cure::Passt { id })
                 }
