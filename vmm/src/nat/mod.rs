@@ -68,7 +68,11 @@ pub(crate) fn make(settings: &NatSettings) -> io::Result<NatLink> {
     let settings = settings.clone();
     // The thread moves to the new namespace, and ends there.
     let made = thread::Builder::new().name("volt-nat".into()).spawn(move || make_here(&settings))?;
-    made.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))
+    let made = made.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")));
+    // The starter tells a refusal of its own by the kind of an error alone.
+    made.map_err(
+        |error| if error.raw_os_error().is_some() { error } else { io::Error::other(error.to_string()) },
+    )
 }
 
 /// Makes the host's table, as a network does first: it fails if the host lacks rights or the packet filter.
@@ -121,7 +125,8 @@ struct Namespace {
 impl Namespace {
     /// Prepares the namespace that the thread is in, which is new.
     fn enter() -> io::Result<Self> {
-        let file = File::open("/proc/thread-self/ns/net")?;
+        let path = "/proc/thread-self/ns/net";
+        let file = File::open(path).map_err(|error| explain(format!("open {path}"), error))?;
         let (routing, filter) = (Netlink::routing()?, Netlink::filter()?);
         write_setting(FORWARD_V4)?;
         let has_v6 = read_setting(FORWARD_V6)?.is_some();

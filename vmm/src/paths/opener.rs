@@ -300,7 +300,8 @@ fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<
         | Request::HolderOfTap { .. }
         | Request::HolderOfPort { .. }
         | Request::HostAddresses
-        | Request::StartResolver => lock(&processes.starter),
+        | Request::StartResolver
+        | Request::MakeNat(_) => lock(&processes.starter),
         _ => lock(&processes.opener),
     };
     channel.ask(request, beside)
