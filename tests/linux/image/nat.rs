@@ -48,7 +48,8 @@ fn vm_with_nat_reaches_hosts_and_resolves_names_and_leaves_a_table_alone() {
         send {FAR} </large | sha256sum
         echo six | send {FAR_V6}
         busybox nslookup -type=a name.test
-        printf '#!/bin/sh\\n[ $1 != bound ] || echo dhcp $ip/$mask $router $dns $mtu\\n' >/dhcp; chmod +x /dhcp
+        printf '#!/bin/sh\\n[ $1 != bound ] || echo dhcp $ip/$mask $router $dns $mtu\\n' >/dhcp
+        chmod +x /dhcp
         busybox udhcpc -i eth0 -n -q -f -O mtu -s /dhcp 2>&1"
     );
     let outcome = scope(|scope| {
@@ -117,7 +118,7 @@ fn host_that_does_not_forward_is_named_and_stays_so() {
     needs!(kvm, linux, agent, network, nat);
     let net = Net::new();
     // Of strictly confined threads, another process is asked.
-    for confinement in ["on", "strict"] {
+    for confinement in ["default", "strict"] {
         let outcome = net.script(&["--net", "nat", "--confine", confinement], "true");
         assert_eq!(outcome.status, 1, "{outcome:?}");
         for words in ["make the network of eth0 (nat)", "sysctl -w net.ipv4.ip_forward=1", "--net user"] {

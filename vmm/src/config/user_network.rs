@@ -1,5 +1,5 @@
-//! Addresses of a guest behind passt or nat, the same in every VM. passt's own defaults are those of the host, which
-//! no image and no snapshot can know.
+//! Addresses of a guest behind passt or nat, the same in every VM. passt's own defaults are those of the
+//! host, which no image and no snapshot can know.
 //!
 //! ```text
 //!  guest (eth0) ──> gateway ──> all that this process reaches, but 127.0.0.1

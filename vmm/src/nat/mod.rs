@@ -223,8 +223,8 @@ fn read_setting(path: &str) -> io::Result<Option<String>> {
 fn write_setting(path: &str) -> io::Result<()> {
     fs::write(path, "1").map_err(|error| match error.raw_os_error() {
         Some(libc::EROFS) => io::Error::other(format!(
-            "{path} is read-only here; mount /proc/sys writable (a container's runtime: --privileged), or give \
-             --net user"
+            "{path} is read-only here; mount /proc/sys writable (a container's runtime: --privileged), or \
+             give --net user"
         )),
         _ => io::Error::new(error.kind(), format!("cannot write {path}: {error}")),
     })
@@ -237,8 +237,8 @@ fn explain(act: impl std::fmt::Display, error: io::Error) -> io::Error {
             "run volt-vmm as root, or with CAP_NET_ADMIN and CAP_SYS_ADMIN, or give --net user"
         }
         Some(libc::EOPNOTSUPP | libc::ENOENT | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::EINVAL) => {
-            "the kernel needs veth, tun and nf_tables with nft_masq, nft_ct and nft_chain_nat (modprobe tells \
-             which is missing), or give --net user"
+            "the kernel needs veth, tun and nf_tables with nft_masq, nft_ct and nft_chain_nat (modprobe \
+             tells which is missing), or give --net user"
         }
         _ if error.kind() == ErrorKind::NotFound => "load the module tun, or give --net user",
         _ => return io::Error::new(error.kind(), format!("cannot {act}: {error}")),

@@ -1,7 +1,7 @@
 //! Messages to the kernel over netlink (netlink(7)), of its routing and of its packet filter.
 //!
 //! No crate serves both without an async runtime, a library of C or the GPL: rtnetlink and nlink need tokio,
-//! nftnl and mnl link libraries, rustables is under the GPL, and netlink-bindings lacks veth and masquerading.
+//! nftnl and mnl link libraries, rustables is under the GPL, and netlink-bindings lacks masquerading.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

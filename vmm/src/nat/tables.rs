@@ -16,12 +16,12 @@
 //! table inet nat {                         # of each namespace
 //!   chain postrouting {
 //!     type nat hook postrouting priority srcnat;
-//!     oif HOST masquerade
+//!     (to HOST) masquerade
 //!   }
 //!   chain forward {
 //!     type filter hook forward priority filter; policy drop;
 //!     ct state established,related accept
-//!     iif TAP oif HOST ct state new accept
+//!     (from TAP to HOST) ct state new accept
 //!   }
 //! }
 //! ```
@@ -62,9 +62,9 @@ const REGISTER: u32 = 1;
 const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
 const NEW: u32 = 8;
 /// `NFT_META_*`
-const IIF: u32 = 4;
-const OIF: u32 = 5;
-const OIFNAME: u32 = 7;
+const IN_INDEX: u32 = 4;
+const OUT_INDEX: u32 = 5;
+const OUT_NAME: u32 = 7;
 const NFPROTO: u32 = 15;
 /// Comparisons.
 const EQUAL: u32 = 0;
@@ -166,7 +166,7 @@ impl Rule<'_, '_> {
 
     /// Goes on for packets to a cable, or to another interface.
     fn leaves_by_cable(&mut self, comparison: u32) -> &mut Self {
-        self.meta(OIFNAME).compare(comparison, ranges::NAME.as_bytes())
+        self.meta(OUT_NAME).compare(comparison, ranges::NAME.as_bytes())
     }
 
     /// Goes on for packets of connections in one of the states.
@@ -232,12 +232,12 @@ pub(super) fn make_of_host(netlink: &Netlink) -> io::Result<()> {
 pub(super) fn make_own(netlink: &Netlink, tap: u32, host: u32) -> io::Result<()> {
     let mut batch = Batch::new(OWN_TABLE, false);
     batch.chain("postrouting", "nat", (POSTROUTING, SRCNAT), ACCEPT);
-    batch.rule("postrouting", |rule| rule.meta(OIF).compare(EQUAL, &host.to_ne_bytes()).masquerade());
+    batch.rule("postrouting", |rule| rule.meta(OUT_INDEX).compare(EQUAL, &host.to_ne_bytes()).masquerade());
     batch.chain("forward", "filter", (FORWARD, FILTER), DROP);
     batch.rule("forward", |rule| rule.is_in(ESTABLISHED_OR_RELATED).verdict(ACCEPT));
     batch.rule("forward", |rule| {
-        rule.meta(IIF).compare(EQUAL, &tap.to_ne_bytes());
-        rule.meta(OIF).compare(EQUAL, &host.to_ne_bytes());
+        rule.meta(IN_INDEX).compare(EQUAL, &tap.to_ne_bytes());
+        rule.meta(OUT_INDEX).compare(EQUAL, &host.to_ne_bytes());
         rule.is_in(NEW).verdict(ACCEPT);
     });
     batch.send(netlink)

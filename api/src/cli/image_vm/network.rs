@@ -1,5 +1,5 @@
-//! The network of a VM that runs an image: process 1 configures an interface whose other end is passt or nat. An
-//! image configures one with a tap by itself, such as by DHCP.
+//! The network of a VM that runs an image: process 1 configures an interface whose other end is passt or nat.
+//! An image configures one with a tap by itself, such as by DHCP.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,8 @@ use volt_vmm::config::user_network::{ETHERNET_PACKET, IPV4, IPV6, LONGEST_PACKET
 
 use crate::failure::Failure;
 
-/// Describes the first interface with passt or nat to process 1, and lets passt forward its questions for names.
+/// Describes the first interface with passt or nat to process 1. Lets passt forward questions for
+/// names.
 ///
 /// # Errors
 /// The hardware address of the interface is none.

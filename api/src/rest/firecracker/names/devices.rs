@@ -127,7 +127,8 @@ impl From<DiskConfig> for Drive {
     }
 }
 
-/// A network interface: `PUT /network-interfaces/{iface_id}`. It has a tap, `host_dev_name`, a passt or a nat.
+/// A network interface: `PUT /network-interfaces/{iface_id}`. It has a tap, `host_dev_name`, or a
+/// passt or a nat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NetworkInterface {

@@ -1,12 +1,11 @@
-//! Answers of a router to its link: DHCP (RFC 2131) and router advertisements (RFC 4861), with the addresses of
-//! [`crate::config::user_network`]. Pure functions on frames.
+//! Answers of a router to its link: DHCP (RFC 2131) and router advertisements (RFC 4861), with the addresses
+//! of [`crate::config::user_network`]. Pure functions on frames.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::{Icmpv6Type, PacketBuilder, icmpv6};
 use volt_policy::{Content, Frame, Packet, Transport};
 
-use super::nat::LINK_LOCAL;
 use crate::config::network::Mac;
 use crate::config::user_network::{IPV4, IPV6};
 
@@ -30,6 +29,8 @@ pub(super) enum LinkRequest {
     Question,
 }
 
+/// The router's address of the link, from which it advertises itself.
+pub(super) const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);
 /// Ports of DHCP: those of clients and servers. The port of resolvers.
 const DHCP: [u16; 2] = [68, 67];
 const DNS: u16 = 53;
@@ -39,7 +40,7 @@ const HOPS: u8 = 64;
 /// Addresses of all machines on a link.
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
-/// Seconds for which a router is used, the most that there is, and those of a prefix and a lease: without end.
+/// Seconds for which a router is used, the most possible, and those of a prefix and a lease: without end.
 const ROUTER_LIFETIME: u16 = u16::MAX;
 const ENDLESS: [u8; 4] = [0xff; 4];
 

@@ -141,7 +141,7 @@ impl LinkService {
         }
     }
 
-    /// The descriptor that is readable when there is news of the resolver, and a number that no other one had.
+    /// The descriptor that is readable when there is news of the resolver, and its own number.
     pub fn descriptor(&self) -> Option<(u64, BorrowedFd<'_>)> {
         self.names.descriptor().map(|(number, descriptor)| (number | OF_LINK, descriptor))
     }

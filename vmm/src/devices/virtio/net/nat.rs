@@ -1,8 +1,6 @@
 //! A network of the host's kernel with address translation ([`crate::nat`]), as the other end of a device.
 
-use std::net::Ipv6Addr;
-
-use super::link_answers::Link;
+use super::link_answers::{LINK_LOCAL, Link};
 use super::tap::Tap;
 use crate::config::devices::NetConfig;
 use crate::config::network::Mac;
@@ -14,8 +12,6 @@ use crate::paths;
 /// The router's hardware address, the same in all VMs: a clone's guest remembers it. It is that of a current
 /// passt, so that a guest may change from one to the other.
 const ROUTER: Mac = [0x9a, 0x55, 0x9a, 0x55, 0x9a, 0x55];
-/// The router's address of the link, from which it advertises itself.
-pub(super) const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);
 
 /// Makes the network of a device. It ends with the tap.
 ///

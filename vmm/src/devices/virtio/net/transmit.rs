@@ -1,6 +1,6 @@
-//! Frames from the guest to the backend, or to a service of the device. A chain is given back when the backend
-//! has its frame, or when the frame is dropped. A frame for which the backend has no room stays in the queue.
-//! Rate limits leave frames to the service out.
+//! Frames from the guest to the backend, or to a service of the device. A chain is given back when the
+//! backend has its frame, or when the frame is dropped. A frame for which the backend has no room stays in
+//! the queue. Rate limits leave frames to a service out.
 
 use std::io::{self, ErrorKind};
 use std::time::Instant;
