@@ -10,7 +10,8 @@ use crate::source::{Modules, modules_of, targets};
 type Rooms = [(&'static str, &'static str)];
 
 const LEAVES: &str = "console counters error events holders host_addresses metadata nat packets partial \
-                      paths persist progress run_control run_state sandbox sockets sync testing threads timing";
+                      paths persist progress run_control run_state sandbox sockets sync testing threads \
+                      timing";
 
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[
