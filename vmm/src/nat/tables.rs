@@ -41,6 +41,7 @@ const BATCH_END: u16 = 0x11;
 /// The subsystem of nf_tables, and its requests.
 const SUBSYSTEM: u16 = 10;
 const NEW_TABLE: u16 = 0;
+const GET_TABLE: u16 = 1;
 const NEW_CHAIN: u16 = 3;
 const NEW_RULE: u16 = 6;
 /// The families: both versions of IP, and one.
@@ -202,6 +203,13 @@ impl Rule<'_, '_> {
 /// # Errors
 /// Errors of the kernel.
 pub(super) fn make_of_host(netlink: &Netlink) -> io::Result<()> {
+    // An attempt to make a table that exists takes the kernel 13 ms, and this question 50 us.
+    let mut question = Messages::default();
+    let flags = libc::NLM_F_ACK;
+    question.add(SUBSYSTEM << 8 | GET_TABLE, flags, &[INET, 0, 0, 0], |table| table.text(1, TABLE));
+    if netlink.ask(&question).is_ok() {
+        return Ok(());
+    }
     let mut batch = Batch::new(TABLE, true);
     batch.chain("postrouting", "nat", (POSTROUTING, SRCNAT), ACCEPT);
     let (v4, v6) = (ranges::IPV4.0.octets(), ranges::IPV6.0.octets());
