@@ -4,10 +4,12 @@
 //! most.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use crate::frame::{Flags, Segment};
+use serde::{Deserialize, Serialize};
+
+use crate::frame::Segment;
 use crate::hold::Hold;
 use crate::name::Name;
 use crate::rule::Protocol;
@@ -77,6 +79,21 @@ struct Connection {
     expires: Instant,
     /// It came through a forward.
     is_inbound: bool,
+    /// Numbers of the bytes that the guest sends next and expects next.
+    guest_next: u32,
+    guest_expects: Option<u32>,
+}
+
+/// An open connection of TCP, as snapshots keep it: a clone's guest is told that it has ended.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedConnection {
+    /// The guest's end.
+    pub guest: SocketAddr,
+    /// The far side's end.
+    pub far: SocketAddr,
+    /// Number of the byte that the guest expects next.
+    pub expects: u32,
 }
 
 impl Connection {
@@ -107,7 +124,16 @@ impl Connection {
     }
 
     /// Follows a segment of one side.
-    fn follow(&mut self, flags: Flags, is_of_guest: bool) {
+    fn follow(&mut self, segment: &Segment, is_of_guest: bool) {
+        let flags = segment.flags;
+        if is_of_guest {
+            let is_later = self.guest_expects.is_none() || after(self.guest_next, segment.end()) > 0;
+            self.guest_next = if is_later { segment.end() } else { self.guest_next };
+            let known = self.guest_expects.unwrap_or(segment.acknowledged);
+            if flags.ack && after(known, segment.acknowledged) >= 0 {
+                self.guest_expects = Some(segment.acknowledged);
+            }
+        }
         self.state = match self.state {
             _ if flags.rst => State::Ended,
             // The guest has not taken the far side's reset for one of its connection.
@@ -133,6 +159,11 @@ pub enum Side {
     Guest,
     /// The far side.
     Far,
+}
+
+/// Distance from one number to another.
+fn after(from: u32, to: u32) -> i32 {
+    to.wrapping_sub(from).cast_signed()
 }
 
 /// The table.
@@ -173,7 +204,7 @@ impl Connections {
         // The borrow of `entry` ends here in one of the branches alone.
         let entry = self.entries.get_mut(ends)?;
         match segment {
-            Some(segment) => entry.follow(segment.flags, side == Side::Guest),
+            Some(segment) => entry.follow(segment, side == Side::Guest),
             None if !is_opener && matches!(entry.state, State::Datagram { .. }) => {
                 entry.state = State::Datagram { is_answered: true };
             }
@@ -193,7 +224,9 @@ impl Connections {
             Protocol::Udp | Protocol::Icmp => State::Datagram { is_answered: false },
         };
         let is_inbound = side == Side::Far;
-        let mut connection = Connection { state, route, name: None, last: now, expires: now, is_inbound };
+        let (name, guest_next, guest_expects) = (None, 0, None);
+        let mut connection =
+            Connection { state, route, name, last: now, expires: now, is_inbound, guest_next, guest_expects };
         connection.touch(now);
         self.entries.insert(ends, connection);
         true
@@ -216,6 +249,21 @@ impl Connections {
     /// Forgets a connection.
     pub fn remove(&mut self, ends: &Ends) {
         self.entries.remove(ends);
+    }
+
+    /// The open connections of TCP, with the numbers of the bytes that their far sides expect next, unless
+    /// those have connections with the device.
+    pub fn open(&self) -> impl Iterator<Item = (SavedConnection, Option<u32>)> {
+        self.entries.iter().filter_map(|(ends, entry)| {
+            let expects = entry.guest_expects.filter(|_| matches!(entry.state, State::Open { .. }))?;
+            let (guest, far) = (ends.guest.into(), ends.far.into());
+            let next = match &entry.route {
+                Route::Direct => Some(entry.guest_next),
+                Route::Held(hold) => Some(hold.sent_up_to()),
+                Route::Relayed => None,
+            };
+            Some((SavedConnection { guest, far, expects }, next))
+        })
     }
 
     /// Whether a connection that the guest began leads to an address.
@@ -253,6 +301,7 @@ impl Connections {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::Flags;
 
     const SYN: Flags = Flags { syn: true, ack: false, fin: false, rst: false, urg: false };
     const SYN_ACK: Flags = Flags { syn: true, ack: true, fin: false, rst: false, urg: false };
@@ -266,7 +315,7 @@ mod tests {
     }
 
     fn segment(flags: Flags) -> Segment {
-        Segment { source: 0, target: 0, sequence: 0, acknowledged: 0, flags }
+        Segment { source: 0, target: 0, sequence: 0, acknowledged: 0, len: 0, flags }
     }
 
     fn after(start: Instant, seconds: u64) -> Instant {
@@ -356,6 +405,30 @@ mod tests {
                 assert_eq!(table.follow(&ends, Side::Guest, None, after(start, seconds)).is_some(), is_known);
             }
         }
+    }
+
+    #[test]
+    fn open_connections_are_known_with_the_numbers_of_their_next_bytes() {
+        let start = Instant::now();
+        let mut table = Connections::default();
+        let [open, opening, ended] = [1, 2, 3].map(|number| ends(Protocol::Tcp, 4000, number));
+        let of_guest =
+            |sequence, acknowledged, len, flags| Segment { sequence, acknowledged, len, ..segment(flags) };
+        for ends in [open, opening, ended] {
+            table.begin(ends, Side::Guest, Route::Direct, start);
+            table.follow(&ends, Side::Guest, Some(&of_guest(99, 0, 0, SYN)), start);
+        }
+        for ends in [open, ended] {
+            table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start);
+        }
+        table.follow(&ended, Side::Guest, Some(&of_guest(100, 0, 0, RST)), start);
+        // The first segment comes again, late.
+        for (sequence, acknowledged, len) in [(100, u32::MAX, 10), (110, 7, 20), (100, u32::MAX, 10)] {
+            table.follow(&open, Side::Guest, Some(&of_guest(sequence, acknowledged, len, ACK)), start);
+        }
+        let (guest, far) = (open.guest.into(), open.far.into());
+        let expected = [(SavedConnection { guest, far, expects: 7 }, Some(130))];
+        assert_eq!(table.open().collect::<Vec<_>>(), expected);
     }
 
     #[test]

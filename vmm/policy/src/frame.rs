@@ -167,8 +167,19 @@ pub struct Segment {
     pub sequence: u32,
     /// Number of the next byte that the sender expects, if `ack` is set.
     pub acknowledged: u32,
+    /// Bytes of its payload.
+    pub len: u32,
     /// Its flags.
     pub flags: Flags,
+}
+
+impl Segment {
+    /// Number behind it: a SYN and a FIN have one each.
+    #[must_use]
+    pub fn end(&self) -> u32 {
+        let flags = u32::from(self.flags.syn) + u32::from(self.flags.fin);
+        self.sequence.wrapping_add(self.len).wrapping_add(flags)
+    }
 }
 
 /// Flags of a segment.
@@ -304,6 +315,7 @@ fn transport(
                 target: header.destination_port(),
                 sequence: header.sequence_number(),
                 acknowledged: header.acknowledgment_number(),
+                len: (len - header.slice().len()) as u32, // of a packet of IP, so shorter than 64 KiB
                 flags: Flags {
                     syn: header.syn(),
                     ack: header.ack(),

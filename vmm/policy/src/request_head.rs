@@ -3,6 +3,8 @@
 //! Every request of a connection is judged, so its end must be known. A head that two programs could read in
 //! two ways is refused: two hosts, two lengths, a line without a carriage return.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use httparse::{EMPTY_HEADER, Request, Status};
 
 use crate::name::Name;
@@ -13,18 +15,29 @@ pub const LONGEST_HEAD: usize = 16 << 10;
 const MOST_FIELDS: usize = 128;
 /// The port of a host without one.
 const PORT: u16 = 80;
+/// Longest body. Servers count in signed numbers.
+const LONGEST_BODY: u64 = i64::MAX as u64;
 
 /// The head of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestHead {
-    /// The name of the host. There is none for an address.
-    pub name: Option<Name>,
+    /// The host.
+    pub host: Host,
     /// The port that the request names.
     pub port: u16,
     /// The body behind the head.
     pub body: BodyLength,
     /// Whether the client asks for another protocol on this connection, such as WebSocket.
     pub upgrades: bool,
+}
+
+/// A host, as a request names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// A name.
+    Name(Name),
+    /// An address.
+    Address(IpAddr),
 }
 
 /// Where the body of a request ends.
@@ -67,6 +80,10 @@ pub fn read_head(bytes: &[u8]) -> HeadStart {
 
 /// Checks that lines of the head end as RFC 9112 says: servers differ in what else they take for an end.
 fn check_lines(bytes: &[u8]) -> Read<()> {
+    // Programs differ in how many empty lines they skip.
+    if bytes.first().is_some_and(|first| b"\r\n".contains(first)) {
+        return Err("an empty line precedes the request");
+    }
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").map_or(bytes.len(), |at| at + 4);
     let head = &bytes[..end];
     let is_bare = |at: usize| match head[at] {
@@ -82,18 +99,18 @@ fn check_lines(bytes: &[u8]) -> Read<()> {
 
 fn head(request: &Request<'_, '_>) -> Read<RequestHead> {
     let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
-    if method == "CONNECT" {
+    if method.eq_ignore_ascii_case("CONNECT") {
         return Err("CONNECT makes a tunnel to anywhere");
     }
     if method == "PRI" {
         return Err("this is HTTP/2");
     }
     let host = only(request, "host")?.ok_or("the request has no Host")?;
-    let (name, port) = authority(host)?;
+    let (host, port) = authority(host)?;
     // A proxy and a server may take either one.
     if let Some(rest) = target.split_once("://").map(|(_, rest)| rest) {
         let of_target = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        if !target.starts_with("http://") || authority(of_target)? != (name.clone(), port) {
+        if !target.starts_with("http://") || authority(of_target)? != (host.clone(), port) {
             return Err("the request's target has another host");
         }
     } else if !target.starts_with('/') && target != "*" {
@@ -106,7 +123,7 @@ fn head(request: &Request<'_, '_>) -> Read<RequestHead> {
     if request.headers.iter().any(|field| field.name.eq_ignore_ascii_case("http2-settings")) {
         return Err("HTTP/2 hides the hosts of later requests");
     }
-    Ok(RequestHead { name, port, body: body(request)?, upgrades: upgrade.is_some() })
+    Ok(RequestHead { host, port, body: body(request)?, upgrades: upgrade.is_some() })
 }
 
 /// The value of a field that may be there once.
@@ -119,29 +136,27 @@ fn only<'a>(request: &'a Request<'_, '_>, name: &str) -> Read<Option<&'a str>> {
     std::str::from_utf8(first.value).map(Some).map_err(|_| "a field has bytes that are no text")
 }
 
-/// A host and its port. An address gives no name.
-fn authority(text: &str) -> Read<(Option<Name>, u16)> {
+/// A host and its port.
+fn authority(text: &str) -> Read<(Host, u16)> {
     let wrong = "the host is no name and no address";
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (address, after) = rest.split_once(']').ok_or(wrong)?;
-            address.parse::<std::net::Ipv6Addr>().map_err(|_| wrong)?;
-            (None, after.strip_prefix(':').or(after.is_empty().then_some("80")))
+            let address = address.parse::<Ipv6Addr>().map_err(|_| wrong)?;
+            (Host::Address(address.into()), after.strip_prefix(':').or(after.is_empty().then_some("80")))
         }
         None => {
             let (host, port) = text.split_once(':').unwrap_or((text, "80"));
-            (Some(host), Some(port))
+            let host = match host.parse::<Ipv4Addr>() {
+                Ok(address) => Host::Address(address.into()),
+                Err(_) => Host::Name(Name::parse(host).map_err(|_| wrong)?),
+            };
+            (host, Some(port))
         }
     };
     let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit())).ok_or(wrong)?;
     let port = if port.is_empty() { PORT } else { port.parse().map_err(|_| wrong)? };
-    let name = match host {
-        Some(host) if host.parse::<std::net::Ipv4Addr>().is_err() => {
-            Some(Name::parse(host).map_err(|_| wrong)?)
-        }
-        _ => None,
-    };
-    Ok((name, port))
+    Ok((host, port))
 }
 
 fn body(request: &Request<'_, '_>) -> Read<BodyLength> {
@@ -154,7 +169,7 @@ fn body(request: &Request<'_, '_>) -> Read<BodyLength> {
         }
         (None, Some(_)) => Err("the request's transfer coding is unknown"),
         (Some(length), None) => match length.parse() {
-            Ok(length) if length_is_plain(request) => Ok(BodyLength::Bytes(length)),
+            Ok(length) if length_is_plain(request) && length <= LONGEST_BODY => Ok(BodyLength::Bytes(length)),
             _ => Err("the request's length is no number"),
         },
     }
@@ -185,18 +200,21 @@ mod tests {
     #[test]
     fn host_and_the_length_of_the_body_are_found() {
         for (text, name, port, body) in [
-            ("GET / HTTP/1.1\r\nHost: Example.org\r\n\r\n", Some("example.org"), 80, 0),
-            ("GET / HTTP/1.0\r\nhost: example.org:8080\r\n\r\n", Some("example.org"), 8080, 0),
-            ("POST /a?b HTTP/1.1\r\nHost: a.test\r\nContent-Length: 12\r\n\r\n", Some("a.test"), 80, 12),
-            ("GET http://a.test/x HTTP/1.1\r\nHost: a.test\r\n\r\n", Some("a.test"), 80, 0),
-            ("OPTIONS * HTTP/1.1\r\nHost: a.test:\r\n\r\n", Some("a.test"), 80, 0),
-            ("GET / HTTP/1.1\r\nHost: 192.0.2.1\r\n\r\n", None, 80, 0),
-            ("GET / HTTP/1.1\r\nHost: [2001:db8::1]:81\r\n\r\n", None, 81, 0),
+            ("GET / HTTP/1.1\r\nHost: Example.org\r\n\r\n", "example.org", 80, 0),
+            ("GET / HTTP/1.0\r\nhost: example.org:8080\r\n\r\n", "example.org", 8080, 0),
+            ("POST /a?b HTTP/1.1\r\nHost: a.test\r\nContent-Length: 12\r\n\r\n", "a.test", 80, 12),
+            ("GET http://a.test/x HTTP/1.1\r\nHost: a.test\r\n\r\n", "a.test", 80, 0),
+            ("OPTIONS * HTTP/1.1\r\nHost: a.test:\r\n\r\n", "a.test", 80, 0),
+            ("GET / HTTP/1.1\r\nHost: 192.0.2.1\r\n\r\n", "192.0.2.1", 80, 0),
+            ("GET / HTTP/1.1\r\nHost: [2001:db8::1]:81\r\n\r\n", "2001:db8::1", 81, 0),
         ] {
             let head = whole(text);
-            let expected = name.map(|name| Name::parse(name).unwrap());
+            let expected = match name.parse() {
+                Ok(address) => Host::Address(address),
+                Err(_) => Host::Name(Name::parse(name).unwrap()),
+            };
             assert_eq!(
-                (head.name, head.port, head.body),
+                (head.host, head.port, head.body),
                 (expected, port, BodyLength::Bytes(body)),
                 "{text}"
             );
@@ -211,6 +229,11 @@ mod tests {
     fn ambiguous_heads_are_refused() {
         for (head, words) in [
             ("CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\n", "tunnel"),
+            ("connect a.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\n", "tunnel"),
+            ("\r\n\r\nGET / HTTP/1.1\nHost: a.test\n\n", "empty line"),
+            ("\nGET / HTTP/1.1\r\nHost: a.test\r\n\r\n", "empty line"),
+            ("GET http://192.0.2.1/ HTTP/1.1\r\nHost: 192.0.2.2\r\n\r\n", "another host"),
+            ("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 9223372036854775808\r\n\r\n", "no number"),
             ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "no request of HTTP/1"),
             ("GET / HTTP/1.1\r\n\r\n", "no Host"),
             ("GET / HTTP/1.1\r\nHost: a.test\r\nHost: b.test\r\n\r\n", "twice"),

@@ -16,14 +16,14 @@ mod tests;
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
 use etherparse::{icmpv4, icmpv6};
 use ipnet::Ipv6Net;
 
-use crate::connections::{Connections, Ends, Route, Side};
+use crate::connections::{Connections, Ends, Route, SavedConnection, Side};
 use crate::frame::{Content, Frame, Mac, Malformed, Packet, Transport};
 use crate::hold::{Budget, Hold};
 use crate::judge::{DNS, Gate, HTTP, Judge, Reason};
@@ -139,6 +139,8 @@ pub struct Filter {
     asks_until: Option<Instant>,
     pins: Pins,
     held: Budget,
+    /// Hardware address of the router that the guest uses.
+    router: Option<Mac>,
     /// Addresses on the link, by their messages, the latest last. Only if the guest's own are not known.
     neighbours: VecDeque<Ipv6Addr>,
 }
@@ -158,6 +160,7 @@ impl Filter {
             asks_until: None,
             pins: Pins::default(),
             held: Budget::default(),
+            router: None,
             neighbours: VecDeque::new(),
         }
     }
@@ -193,6 +196,38 @@ impl Filter {
         for (address, seconds) in addresses {
             self.pins.add(name, *address, *seconds, now);
         }
+    }
+
+    /// The open connections of TCP, for a snapshot.
+    #[must_use]
+    pub fn save_connections(&self) -> Vec<SavedConnection> {
+        let mut saved: Vec<_> = self.connections.open().map(|(connection, _)| connection).collect();
+        saved.sort_unstable_by_key(|connection| (connection.guest, connection.far));
+        saved
+    }
+
+    /// Hardware address of the router that the guest uses, if it has used one.
+    #[must_use]
+    pub fn router(&self) -> Option<Mac> {
+        self.router
+    }
+
+    /// Frames that end saved connections for the guest, whose router has this hardware address.
+    pub fn resets_to_guest(&self, saved: &[SavedConnection], router: Mac) -> impl Iterator<Item = Vec<u8>> {
+        let macs = (router, self.interface.mac);
+        let reset = move |connection: &SavedConnection| {
+            let SavedConnection { guest, far, expects } = *connection;
+            reply::lone_reset(macs, end_of(far), end_of(guest), expects)
+        };
+        saved.iter().filter_map(reset)
+    }
+
+    /// Frames that end the guest's connections for their far sides.
+    pub fn resets_to_far(&self) -> impl Iterator<Item = Vec<u8>> {
+        let macs = self.router.map(|router| (self.interface.mac, router));
+        self.connections.open().filter_map(move |(SavedConnection { guest, far, .. }, next)| {
+            reply::lone_reset(macs?, end_of(guest), end_of(far), next?)
+        })
     }
 
     /// The pins, for a snapshot.
@@ -241,6 +276,9 @@ impl Filter {
             Content::Groups { source, kind } if self.may_report(*source, *kind) => return Outcome::Pass,
             Content::Arp(_) | Content::Groups { .. } => return drop_of(Malformed::Neighbour),
         };
+        if frame.target[0] & GROUP == 0 {
+            self.router = Some(frame.target);
+        }
         match outgoing_kind(packet) {
             Kind::Dhcp if frame.target == [0xff; 6] || packet.target.is_ipv6() => self.of_dhcp(packet, now),
             Kind::Dhcp => drop_of(Malformed::Neighbour),
@@ -358,6 +396,13 @@ impl Filter {
         let Some(ends) = quoted_ends(quoted, packet.target).filter(|_| is_error) else { return false };
         self.connections.follow(&ends, Side::Far, None, now).is_some()
     }
+}
+
+/// The bit of a hardware address that makes it one of a group.
+const GROUP: u8 = 1;
+
+fn end_of(address: SocketAddr) -> (IpAddr, u16) {
+    (address.ip(), address.port())
 }
 
 /// Whether a packet asks a resolver.

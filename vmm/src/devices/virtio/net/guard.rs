@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use volt_policy::{
-    Answered, Cause, Copied, Datagram, Filter, GuestAddresses, Interface, Judge, Offload, Outcome,
-    RequestHead, SavedPin, Taken, Verdict,
+    Answered, Cause, Copied, Datagram, Filter, GuestAddresses, Host, Interface, Judge, Offload, Outcome,
+    RequestHead, SavedConnection, SavedPin, Taken, Verdict,
 };
 
 use super::NextTurn;
@@ -97,6 +97,21 @@ impl Guard {
         self.due = None;
         self.answers.clear();
         self.unsent.clear();
+    }
+
+    /// The open connections of TCP, for a snapshot, and the hardware address of the router that they use.
+    pub fn save_connections(&self) -> (Option<Mac>, Vec<SavedConnection>) {
+        (self.filter.router(), self.filter.save_connections())
+    }
+
+    /// Begins anew, as [`Guard::begin_anew`]. The far sides of the device's own connections are told that they
+    /// end, and so is the guest, of those that it had when its state was saved.
+    pub fn end_connections(&mut self, mac: Mac, router: Option<Mac>, saved: &[SavedConnection]) {
+        let mut to_far: Vec<_> = self.filter.resets_to_far().collect();
+        to_far.extend(self.relays.end_far_sides(Instant::now()));
+        self.begin_anew(mac);
+        self.unsent.extend(to_far.into_iter().map(own_frame));
+        self.answers.extend(router.iter().flat_map(|router| self.filter.resets_to_guest(saved, *router)));
     }
 
     /// The pins, for a snapshot.
@@ -261,7 +276,7 @@ impl Guard {
     pub fn next_unsent(&mut self) -> Option<&Copied> {
         if self.unsent.is_empty() {
             let frame = self.relays.next_to_far();
-            self.unsent.extend(frame.map(|frame| Copied { header: [0; 12], frame: frame.into() }));
+            self.unsent.extend(frame.map(own_frame));
         }
         self.unsent.front()
     }
@@ -295,11 +310,21 @@ fn judge_request(judge: &Judge) -> impl FnMut(&RequestHead, Endpoint) -> Result<
         if head.port != far.1 {
             return Err(format!("the request is for port {}, and goes to port {}", head.port, far.1));
         }
-        match judge.named(far, head.name.as_ref()) {
+        let name = match &head.host {
+            Host::Name(name) => Some(name),
+            Host::Address(address) if *address == far.0 => None,
+            Host::Address(_) => return Err("the request is for another address than it goes to".to_owned()),
+        };
+        match judge.named(far, name) {
             Verdict::Allow(_) => Ok(()),
             Verdict::Deny(reason) => Err(reason.to_string()),
         }
     }
+}
+
+/// A frame that the device has made.
+fn own_frame(frame: Vec<u8>) -> Copied {
+    Copied { header: [0; 12], frame: frame.into() }
 }
 
 fn checksum(is_trusted: bool) -> TcpChecksum {

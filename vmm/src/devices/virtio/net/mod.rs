@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
-use volt_policy::{Judge, Policy, SavedPin};
+use volt_policy::{Judge, Policy, SavedConnection, SavedPin};
 
 use super::watch::Watch;
 use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
@@ -141,6 +141,11 @@ pub struct NetState {
     /// Addresses that names of the policy were resolved to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pins: Vec<SavedPin>,
+    /// Hardware address of the router that the guest uses, and the connections that it has through it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    router: Option<Mac>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    connections: Vec<SavedConnection>,
 }
 
 /// Reason for the end of a turn.
@@ -496,15 +501,20 @@ impl Persist for Net {
             link,
         } = self;
         let pins = guard.as_ref().map_or_else(Vec::new, |guard| guard.save_pins());
-        Ok(NetState { mac: *mac, mtu: *mtu, link: *link, pins })
+        let connections = guard.as_ref().map(|guard| guard.save_connections());
+        let (router, connections) = connections.unwrap_or_default();
+        Ok(NetState { mac: *mac, mtu: *mtu, link: *link, pins, router, connections })
     }
 
     /// The guest keeps the address that it knows, and no connection to the metadata service.
     fn restore(&mut self, state: &NetState) -> Result<()> {
-        let NetState { mac, mtu, link, pins } = state;
+        let NetState { mac, mtu, link, pins, router, connections } = state;
         (self.mac, self.mtu, self.link) = (*mac, *mtu, *link);
-        self.reset_own();
+        if let Some(service) = &mut self.service {
+            service.reset();
+        }
         if let Some(guard) = &mut self.guard {
+            guard.end_connections(*mac, *router, connections);
             guard.restore_pins(pins);
         }
         Ok(())

@@ -166,6 +166,14 @@ impl RelayedConnection {
         self.far.next_packet().map(|packet| frame_of(&packet, self.macs, self.ends.far.0))
     }
 
+    /// Resets the far side. Returns the frame that tells it.
+    pub fn end_far_side(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.far.socket_mut().abort();
+        self.far.work(now);
+        // Bytes of before are of no use.
+        std::iter::from_fn(|| self.next_to_far()).last()
+    }
+
     /// When [`RelayedConnection::work`] has something to do without a frame. It may be `now`.
     pub fn next_work(&mut self, now: Instant) -> Option<Instant> {
         let deadline = self.deadline();

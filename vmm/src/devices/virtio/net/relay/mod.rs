@@ -65,6 +65,7 @@ impl Relays {
     }
 
     /// Whether there is a connection between these ends.
+    #[cfg(test)]
     pub fn is_known(&self, guest: Endpoint, far: Endpoint) -> bool {
         self.position(guest, far).is_some()
     }
@@ -175,6 +176,11 @@ impl Relays {
     /// Takes the counts since the last call.
     pub fn take_counts(&mut self) -> RelayCounts {
         std::mem::take(&mut self.counts)
+    }
+
+    /// Ends the connections of all far sides. Returns the frames that tell them.
+    pub fn end_far_sides(&mut self, now: Instant) -> Vec<Vec<u8>> {
+        self.connections.iter_mut().filter_map(|connection| connection.end_far_side(now)).collect()
     }
 
     /// Forgets all connections. No side is told.

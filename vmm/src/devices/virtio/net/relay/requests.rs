@@ -143,10 +143,6 @@ impl RequestStream {
         }
         let mut bytes = [0; LONGEST_HEAD];
         let arrived = near.peek_slice(&mut bytes).unwrap_or(0);
-        // Programs differ in how many empty lines they skip, and read_head checks the lines up to the first.
-        if bytes[..arrived].first().is_some_and(|first| b"\r\n".contains(first)) {
-            return Err(Ending::Ambiguous("an empty line precedes the request"));
-        }
         let (head, len) = match read_head(&bytes[..arrived]) {
             HeadStart::Partial if has_ended => return Err(Ending::Cut),
             HeadStart::Partial => {
