@@ -9,7 +9,7 @@ use crate::source::{Modules, modules_of, targets};
 /// A room, and the names of the rooms that it may import. `LEAVES` stands for all leaves.
 type Rooms = [(&'static str, &'static str)];
 
-const LEAVES: &str = "console counters error events holders host_addresses metadata packets partial paths \
+const LEAVES: &str = "console counters error events holders host_network metadata packets partial paths \
                       persist progress run_control run_state sandbox sockets sync testing threads timing";
 
 /// The rooms of vmm/src, from the top layer to the leaves.
@@ -38,14 +38,14 @@ const VMM: &Rooms = &[
     ("events", "error run_state sync"),
     ("threads", "error sandbox"),
     ("sandbox", "error partial paths sync"),
-    ("paths", "error holders host_addresses packets resolver sockets sync"),
-    ("resolver", "host_addresses"),
+    ("paths", "error holders host_network packets resolver sockets sync"),
+    ("resolver", "host_network"),
     ("console", ""),
     ("counters", ""),
     ("error", ""),
     ("packets", ""),
     ("holders", ""),
-    ("host_addresses", ""),
+    ("host_network", ""),
     ("sockets", "holders"),
     ("sync", ""),
     ("timing", ""),
@@ -115,7 +115,8 @@ const POLICY: &Rooms = &[
     ("request_head", "name"),
     ("connections", "hold frame rule name"),
     ("hold", "client_hello frame name"),
-    ("judge", "nets special policy rule name error"),
+    ("judge", "host nets special policy rule name error"),
+    ("host", ""),
     ("policy", "rule error"),
     ("rule", "name ports error"),
     ("error", ""),

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use crate::error::Result;
+use crate::host::HostNetwork;
 use crate::name::{Name, NamePattern};
 use crate::nets::Nets;
 use crate::policy::{Action, Denial, Ech, Policy};
@@ -35,6 +36,8 @@ pub enum Reason {
     Unclear(&'static str),
     /// It hides a name behind another one (ECH), which the policy refuses.
     Encrypted,
+    /// The host has no default route of this version of IP.
+    NoRoute,
 }
 
 impl fmt::Display for Reason {
@@ -46,6 +49,7 @@ impl fmt::Display for Reason {
             Self::Hidden => f.write_str("it hides the name, and rules are about names"),
             Self::Unclear(why) => f.write_str(why),
             Self::Encrypted => f.write_str("it encrypts its name (ECH)"),
+            Self::NoRoute => f.write_str("the host has no default route of this version of IP"),
         }
     }
 }
@@ -156,6 +160,8 @@ pub struct Judge {
     deny: Arc<List>,
     closed: Nets,
     ranges: Vec<Range>,
+    /// Whether the host routes IPv4 and IPv6.
+    routes: (bool, bool),
 }
 
 impl Judge {
@@ -168,18 +174,26 @@ impl Judge {
         let (allow, deny) = (List::new(&policy.allow, true), List::new(&policy.deny, false));
         let Policy { default, denial, ech, .. } = *policy;
         let (closed, ranges) = (Nets::default(), Vec::new());
-        let rules = Self { default, denial, ech, allow: allow.into(), deny: deny.into(), closed, ranges };
-        Ok(rules.with_host_addresses(of_host))
+        let (allow, deny, routes) = (allow.into(), deny.into(), (true, true));
+        let rules = Self { default, denial, ech, allow, deny, closed, ranges, routes };
+        let addresses = of_host.into_iter().collect();
+        Ok(rules.with_host(&HostNetwork { addresses, routes_v4: true, routes_v6: true }))
     }
 
-    /// The same policy on a host with these addresses.
+    /// The same policy on a host with this network.
     #[must_use]
-    pub fn with_host_addresses(&self, of_host: impl IntoIterator<Item = IpNet>) -> Self {
-        let of_host = of_host.into_iter().map(|net| Range { net, kind: RangeKind::Host });
+    pub fn with_host(&self, network: &HostNetwork) -> Self {
+        let of_host = network.addresses.iter().map(|net| Range { net: *net, kind: RangeKind::Host });
         let ranges: Vec<_> = RANGES.into_iter().chain(of_host).collect();
         let mut closed = Nets::default();
         ranges.iter().enumerate().for_each(|(number, range)| closed.add(range.net, number));
-        Self { closed, ranges, ..self.clone() }
+        Self { closed, ranges, routes: (network.routes_v4, network.routes_v6), ..self.clone() }
+    }
+
+    /// Whether the host has a default route of an address's version of IP.
+    #[must_use]
+    pub fn is_routed(&self, address: IpAddr) -> bool {
+        if address.is_ipv4() { self.routes.0 } else { self.routes.1 }
     }
 
     /// Judges a packet to an address. `port` is that of the far side; ICMP has none. An address of IPv6 that

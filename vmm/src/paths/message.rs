@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use volt_policy::IpNet;
+use volt_policy::HostNetwork;
 
 use super::call::{PathCall, PathText};
 use super::program::{ProgramPattern, ProgramStart};
@@ -74,8 +74,8 @@ pub(super) enum Request {
     HolderOfTap { name: String },
     /// Tells which process listens at a TCP port.
     HolderOfPort { port: u16 },
-    /// Lists the addresses of the host.
-    HostAddresses,
+    /// Reads the network of the host.
+    HostNetwork,
     /// Starts a resolver.
     StartResolver,
 }
@@ -94,7 +94,7 @@ pub(super) enum Answer {
     Path(PathText),
     Text(String),
     Holder(Option<Holder>),
-    Addresses(Vec<IpNet>),
+    HostNetwork(HostNetwork),
     /// The program runs in this process. A descriptor of it lies beside it.
     Started {
         pid: u32,

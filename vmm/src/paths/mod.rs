@@ -31,14 +31,14 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::fs::{Dir, OFlags, ResolveFlags};
-use volt_policy::IpNet;
+use volt_policy::HostNetwork;
 
 pub use ahead::OpenedAhead;
 pub use call::PagerSocket;
 use call::{Answer, PathCall, PathText};
 
 use crate::holders::{self, Holder};
-use crate::host_addresses;
+use crate::host_network;
 use crate::resolver;
 use crate::sockets::{self, ListenOptions};
 
@@ -355,12 +355,12 @@ pub fn holder_of_port(port: u16) -> Option<Holder> {
     if asks() { opener::holder_of_port(port) } else { holders::of_port(port) }
 }
 
-/// The addresses of the host.
+/// The network of the host.
 ///
 /// # Errors
-/// They cannot be listed.
-pub fn host_addresses() -> io::Result<Vec<IpNet>> {
-    if asks() { opener::host_addresses() } else { host_addresses::list() }
+/// It cannot be read.
+pub fn host_network() -> io::Result<HostNetwork> {
+    if asks() { opener::host_network() } else { host_network::read() }
 }
 
 /// Starts a resolver. Returns the end of its socket that asks. It ends when that is closed.

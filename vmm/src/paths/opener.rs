@@ -28,7 +28,7 @@ use std::sync::{Mutex, Once, OnceLock};
 
 use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
-use volt_policy::IpNet;
+use volt_policy::HostNetwork;
 
 use super::call::{self, PathCall};
 use super::channel::{self, Channel};
@@ -240,13 +240,13 @@ pub(super) fn holder_of_port(port: u16) -> Option<Holder> {
     holder(&Request::HolderOfPort { port }, &[])
 }
 
-/// The addresses of the host.
+/// The network of the host.
 ///
 /// # Errors
-/// The starter has ended, or cannot list them.
-pub(super) fn host_addresses() -> io::Result<Vec<IpNet>> {
-    match ask(&Request::HostAddresses, &[])? {
-        (Answer::Addresses(addresses), _) => Ok(addresses),
+/// The starter has ended, or cannot read it.
+pub(super) fn host_network() -> io::Result<HostNetwork> {
+    match ask(&Request::HostNetwork, &[])? {
+        (Answer::HostNetwork(network), _) => Ok(network),
         _ => Err(channel::ended()),
     }
 }
@@ -286,7 +286,7 @@ fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<
         | Request::HolderOfLock
         | Request::HolderOfTap { .. }
         | Request::HolderOfPort { .. }
-        | Request::HostAddresses
+        | Request::HostNetwork
         | Request::StartResolver => lock(&processes.starter),
         _ => lock(&processes.opener),
     };

@@ -28,7 +28,7 @@ use super::program::ProgramPattern;
 use super::rules::{Bounds, Pinned, Rules};
 use super::started::Started;
 use crate::error::{Error, Result, report};
-use crate::{holders, host_addresses, resolver};
+use crate::{holders, host_network, resolver};
 
 /// An answer, and the descriptor beside it. Absent for a request without one.
 type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
@@ -267,7 +267,7 @@ impl Server for Starter {
                 Ok(Some((Answer::Holder(holders::of_lock(&file.into())), None)))
             }
             Request::HolderOfPort { port } => Ok(Some((Answer::Holder(holders::of_port(port)), None))),
-            Request::HostAddresses => Ok(Some((Answer::Addresses(host_addresses::list()?), None))),
+            Request::HostNetwork => Ok(Some((Answer::HostNetwork(host_network::read()?), None))),
             Request::StartResolver => Ok(Some((Answer::Done, Some(start_resolver(self.confine_resolver)?)))),
             Request::HolderOfTap { name } => Ok(Some((Answer::Holder(holders::of_tap(&name)), None))),
             Request::AllowProgram(program) => {

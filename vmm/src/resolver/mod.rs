@@ -3,7 +3,7 @@
 //! ```text
 //!   device ──number, type, name──> resolver ──question──> servers of /etc/resolv.conf
 //!          <──number, message────           <──answer────
-//!          <──0, addresses of the host──────── as they change (netlink)
+//!          <──0, network of the host─────────── as it changes (netlink)
 //! ```
 //!
 //! It is a process of its own, beside the VM's, in the network namespace where volt-vmm was started. A library

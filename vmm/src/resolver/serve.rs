@@ -11,16 +11,17 @@ use rustix::net::{
 };
 
 use super::lookup::Lookup;
-use super::protocol::{decode_ask, encode_addresses, encode_answer};
+use super::protocol::{decode_ask, encode_answer, encode_network};
 use super::servers::{FILE, PORT, ServersFile};
-use crate::host_addresses;
+use crate::host_network;
 
 /// Most questions at once. A device asks no more.
 const MOST_LOOKUPS: usize = 64;
 /// Bytes of the longest question: a number, a type and a name.
 const LONGEST_ASK: usize = 4 + 2 + 256;
-/// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR` (linux/rtnetlink.h).
-const ADDRESSES: u32 = 0x10 | 0x100;
+/// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`
+/// (linux/rtnetlink.h).
+const CHANGES: u32 = 0x10 | 0x100 | 0x40 | 0x400;
 
 /// Serves a device until it closes its socket.
 pub(crate) fn run(device: &OwnedFd) {
@@ -29,12 +30,12 @@ pub(crate) fn run(device: &OwnedFd) {
 
 /// As [`run`], with the servers of another file.
 pub(super) fn serve(device: &OwnedFd, mut servers: ServersFile) {
-    let changes = changes_of_addresses().inspect_err(|error| {
-        log::warn!("the resolver does not see changes of the host's addresses: {error}");
+    let changes = changes_of_network().inspect_err(|error| {
+        log::warn!("the resolver does not see changes of the host's network: {error}");
     });
     let changes = changes.ok();
     let mut lookups = Vec::<Lookup>::new();
-    tell_addresses(device);
+    tell_network(device);
     loop {
         let ready = wait(device, changes.as_ref(), &lookups);
         let Ok([device_ready, changes_ready, lookups_ready @ ..]) = ready.as_deref() else { return };
@@ -54,7 +55,7 @@ pub(super) fn serve(device: &OwnedFd, mut servers: ServersFile) {
         lookups.retain(|lookup| !lookup.is_answered && !lookup.has_failed());
         if *changes_ready {
             drain(changes.as_ref());
-            tell_addresses(device);
+            tell_network(device);
         }
         if *device_ready && !take_questions(device, &mut servers, &mut lookups, now) {
             return;
@@ -117,23 +118,23 @@ fn tell(device: &OwnedFd, message: &[u8]) {
     let _ = send(device, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
-fn tell_addresses(device: &OwnedFd) {
-    match host_addresses::list() {
-        Ok(addresses) => tell(device, &encode_addresses(&addresses)),
-        Err(error) => log::warn!("the resolver cannot list the host's addresses: {error}"),
+fn tell_network(device: &OwnedFd) {
+    match host_network::read() {
+        Ok(network) => tell(device, &encode_network(&network)),
+        Err(error) => log::warn!("the resolver cannot read the host's network: {error}"),
     }
 }
 
-/// A socket that is readable when an address of the host comes or goes (rtnetlink(7)).
-fn changes_of_addresses() -> io::Result<OwnedFd> {
+/// A socket that is readable when an address or a route of the host comes or goes (rtnetlink(7)).
+fn changes_of_network() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Without a protocol, it is NETLINK_ROUTE.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-    bind(&socket, &SocketAddrNetlink::new(0, ADDRESSES))?;
+    bind(&socket, &SocketAddrNetlink::new(0, CHANGES))?;
     Ok(socket)
 }
 
-/// Takes all messages. The addresses are listed anew, whatever they say.
+/// Takes all messages. The network is read anew, whatever they say.
 fn drain(changes: Option<&OwnedFd>) {
     let Some(changes) = changes else { return };
     let mut bytes = [0; 8192];

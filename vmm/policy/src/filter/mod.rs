@@ -348,6 +348,12 @@ impl Filter {
         if let Some(route) = self.connections.follow(&ends, Side::Guest, segment, now) {
             return Self::on_route(route, segment, payload);
         }
+        // Behind the host's own sockets, a packet without a route would be lost, and the guest would wait.
+        if self.interface.addresses.is_some() && !self.judge.is_routed(ends.far.0) {
+            let cause =
+                Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason: Reason::NoRoute };
+            return Outcome::Stop(cause, reply::to_denied(frame, packet, head));
+        }
         let connections = &self.connections;
         let names = self.pins.names(ends.far.0, now, || connections.lead_to(ends.far.0));
         let gate = self.judge.gate(ends.protocol, ends.far, &names);

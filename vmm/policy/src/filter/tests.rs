@@ -11,6 +11,7 @@ use super::link::{DHCP, DHCP6, MOST_NEIGHBOURS};
 use super::*;
 use crate::connections::MOST_CONNECTIONS;
 use crate::frame::HEAD;
+use crate::host::HostNetwork;
 use crate::offload::Version;
 use crate::policy::Policy;
 
@@ -503,6 +504,20 @@ fn guest_behind_a_tap_may_not_be_the_host_and_finds_its_neighbours() {
     }
     assert_eq!(filter.neighbours.len(), MOST_NEIGHBOURS);
     assert_eq!(stopped(&out(&mut filter, &advertises)).0, "foreign neighbour", "it was long ago");
+}
+
+#[test]
+fn version_of_ip_that_the_host_does_not_route_is_rejected_at_once() {
+    let silent = r#"{"denial":"drop"}"#;
+    let mut filter = filter(silent);
+    let judge =
+        filter.judge().with_host(&HostNetwork { addresses: vec![], routes_v4: true, routes_v6: false });
+    filter.change(Arc::new(judge), Instant::now());
+    assert_eq!(out(&mut filter, &Path::to(FAR).tcp([5000, 443], "S")), Outcome::Pass);
+    for frame in [Path::to(FAR6).tcp([5000, 443], "S"), Path::to(FAR6).udp([5000, 123])] {
+        let (why, is_answered) = stopped(&out(&mut filter, &frame));
+        assert_eq!((why.contains("no default route"), is_answered), (true, true), "{why}");
+    }
 }
 
 #[test]

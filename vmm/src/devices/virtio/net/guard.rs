@@ -23,14 +23,16 @@ use volt_policy::{
 };
 
 use super::NextTurn;
+use super::denials::Denials;
 use super::name_streams::NameStreams;
 use super::names::{Asker, Names, News};
-use super::relay::Relays;
 use super::relay::end::{Endpoint, TcpChecksum};
+use super::relay::{RelayCounts, Relays};
 use crate::config::devices::{NetBackend, NetConfig};
 use crate::config::network::Mac;
 use crate::config::user_network::{IPV4, IPV6};
-use crate::devices::log_limit::LogLimit;
+use crate::counters::policy::{PolicyEvent, PolicyMetrics};
+use crate::events::Events;
 
 /// Most answers that wait for buffers of the guest, and most frames that wait for room in the backend.
 const MOST_ANSWERS: usize = 64;
@@ -45,8 +47,6 @@ const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Guard {
-    /// Name of the device, for the log.
-    name: String,
     filter: Filter,
     names: Names,
     streams: NameStreams,
@@ -56,7 +56,8 @@ pub(super) struct Guard {
     answers: VecDeque<Vec<u8>>,
     /// Frames for the far side that the device has copied.
     unsent: VecDeque<Copied>,
-    log: LogLimit,
+    denials: Denials,
+    work: PolicyMetrics,
 }
 
 /// The fate of a frame of the guest.
@@ -69,9 +70,10 @@ pub(super) enum Passage {
 }
 
 impl Guard {
-    pub fn new(config: &NetConfig, mac: Mac, judge: Arc<Judge>) -> Self {
+    pub fn new(config: &NetConfig, mac: Mac, judge: Arc<Judge>, events: Arc<Events>) -> Self {
         Self {
-            name: config.id.clone(),
+            denials: Denials::new(&config.id, events),
+            work: PolicyMetrics::default(),
             filter: Filter::new(judge, interface(config, mac)),
             names: Names::new(&config.id),
             streams: NameStreams::new(mtu(config)),
@@ -79,7 +81,6 @@ impl Guard {
             due: None,
             answers: VecDeque::new(),
             unsent: VecDeque::new(),
-            log: LogLimit::new(),
         }
     }
 
@@ -157,13 +158,13 @@ impl Guard {
             }
             Taken::Request => {
                 let checksum = checksum(offload.checksum.is_some());
-                let Self { relays, filter, .. } = self;
+                let Self { relays, filter, denials, .. } = self;
                 if !relays.open(&copied.frame, checksum, now) {
                     relays.receive_from_guest(
                         &copied.frame,
                         checksum,
                         now,
-                        &mut judge_request(filter.judge()),
+                        &mut judge_request(filter.judge(), denials),
                     );
                 }
             }
@@ -177,7 +178,7 @@ impl Guard {
         };
         let judge = Arc::clone(self.filter.judge());
         let asker = Asker::Datagram(Box::new(datagram.clone()));
-        if let Some(answer) = self.names.take(message, asker, &judge, now) {
+        if let Some(answer) = self.names.take(message, asker, (&judge, &self.denials, &mut self.work), now) {
             self.answer(datagram.answer(&answer));
         }
     }
@@ -186,7 +187,9 @@ impl Guard {
     fn take_questions(&mut self, questions: Vec<(u64, Vec<u8>)>, now: Instant) {
         for (number, message) in questions {
             let judge = Arc::clone(self.filter.judge());
-            if let Some(answer) = self.names.take(&message, Asker::Stream(number), &judge, now) {
+            if let Some(answer) =
+                self.names.take(&message, Asker::Stream(number), (&judge, &self.denials, &mut self.work), now)
+            {
                 self.streams.answer(number, &answer, now);
             }
         }
@@ -198,8 +201,8 @@ impl Guard {
         match self.filter.incoming(frame, frame.len(), now) {
             Outcome::Pass => true,
             Outcome::Take(_) => {
-                let Self { relays, filter, .. } = self;
-                let judge = &mut judge_request(filter.judge());
+                let Self { relays, filter, denials, .. } = self;
+                let judge = &mut judge_request(filter.judge(), denials);
                 relays.receive_from_far(frame, checksum(is_trusted), now, judge);
                 false
             }
@@ -216,8 +219,8 @@ impl Guard {
         if self.due.is_some_and(|due| due <= now) {
             let questions = self.streams.work(now);
             self.take_questions(questions, now);
-            let Self { relays, filter, .. } = self;
-            relays.work(now, &mut judge_request(filter.judge()));
+            let Self { relays, filter, denials, .. } = self;
+            relays.work(now, &mut judge_request(filter.judge(), denials));
         }
     }
 
@@ -235,7 +238,7 @@ impl Guard {
     /// Takes the news of the resolver.
     pub fn listen(&mut self) {
         let judge = Arc::clone(self.filter.judge());
-        for news in self.names.news(&judge) {
+        for news in self.names.news(&judge, &mut self.work) {
             match news {
                 News::Answered(Answered { asker, message, truncated, name, addresses, .. }) => {
                     // The guest may use an address as soon as it knows it.
@@ -248,8 +251,8 @@ impl Guard {
                         Asker::Device => {}
                     }
                 }
-                News::HostAddresses(addresses) => {
-                    let judge = self.filter.judge().with_host_addresses(addresses);
+                News::HostNetwork(network) => {
+                    let judge = self.filter.judge().with_host(&network);
                     self.change(Arc::new(judge));
                 }
             }
@@ -287,14 +290,33 @@ impl Guard {
     }
 
     fn note(&mut self, cause: &Cause, direction: &str) {
+        let event = match cause {
+            Cause::Denied { .. } => PolicyEvent::DeniedFrame,
+            Cause::Full => PolicyEvent::NoRoom,
+            Cause::Malformed(_) => PolicyEvent::MalformedFrame,
+            Cause::Unknown => PolicyEvent::UnknownFrame,
+        };
+        self.work.add(event, 1);
         match cause {
             Cause::Denied { .. } | Cause::Full => {
-                let name = &self.name;
-                self.log.warn(format_args!("{name}: a frame {direction} is dropped: {cause}"));
+                self.denials
+                    .tell(format_args!("a frame {direction} is dropped: {cause}"), || cause.to_string());
             }
-            Cause::Malformed(_) => log::debug!("{}: a frame {direction} is dropped: {cause}", self.name),
+            Cause::Malformed(_) => {
+                self.denials.debug(format_args!("a frame {direction} is dropped: {cause}"))
+            }
             Cause::Unknown => {}
         }
+    }
+
+    /// Takes the work since the last call.
+    pub fn take_work(&mut self) -> PolicyMetrics {
+        let RelayCounts { opened, refused, denied, ambiguous } = self.relays.take_counts();
+        let mut work = std::mem::take(&mut self.work);
+        work.add(PolicyEvent::RelayedConnection, opened);
+        work.add(PolicyEvent::NoRoom, refused);
+        work.add(PolicyEvent::DeniedRequest, denied + ambiguous);
+        work
     }
 
     /// Keeps a frame for the guest. Without room it is lost: the guest asks again, or waits until its own
@@ -305,20 +327,32 @@ impl Guard {
 }
 
 /// Judges the host of a request for a far side.
-fn judge_request(judge: &Judge) -> impl FnMut(&RequestHead, Endpoint) -> Result<(), String> {
+fn judge_request(
+    judge: &Judge,
+    denials: &Denials,
+) -> impl FnMut(&RequestHead, Endpoint) -> Result<(), String> {
     |head, far| {
-        if head.port != far.1 {
-            return Err(format!("the request is for port {}, and goes to port {}", head.port, far.1));
+        let judged = host_of_request(judge, head, far);
+        if let Err(why) = &judged {
+            let what = || format!("a request to {} port {}: {why}", far.0, far.1);
+            denials.tell(format_args!("{} is denied", what()), what);
         }
-        let name = match &head.host {
-            Host::Name(name) => Some(name),
-            Host::Address(address) if *address == far.0 => None,
-            Host::Address(_) => return Err("the request is for another address than it goes to".to_owned()),
-        };
-        match judge.named(far, name) {
-            Verdict::Allow(_) => Ok(()),
-            Verdict::Deny(reason) => Err(reason.to_string()),
-        }
+        judged
+    }
+}
+
+fn host_of_request(judge: &Judge, head: &RequestHead, far: Endpoint) -> Result<(), String> {
+    if head.port != far.1 {
+        return Err(format!("the request is for port {}, and goes to port {}", head.port, far.1));
+    }
+    let name = match &head.host {
+        Host::Name(name) => Some(name),
+        Host::Address(address) if *address == far.0 => None,
+        Host::Address(_) => return Err("the request is for another address than it goes to".to_owned()),
+    };
+    match judge.named(far, name) {
+        Verdict::Allow(_) => Ok(()),
+        Verdict::Deny(reason) => Err(reason.to_string()),
     }
 }
 

@@ -17,7 +17,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
@@ -31,11 +31,13 @@ use crate::config::network::Mac;
 use crate::counters::device::{DeviceOperations, OperationKind};
 use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result, report};
+use crate::events::Events;
 use crate::paths;
 use crate::persist::Persist;
 
 mod backend;
 mod backoff;
+mod denials;
 mod guard;
 mod header;
 pub(crate) mod metadata;
@@ -87,6 +89,9 @@ const OPERATIONS: &[OperationKind] = &[
     OperationKind { name: "receive", header: header::LEN },
     OperationKind { name: "transmit", header: header::LEN },
 ];
+/// Time before a backend that has ended is connected anew. It doubles with each failure, up to a minute.
+const RESTART: Duration = Duration::from_secs(1);
+const MOST_DOUBLINGS: u32 = 6;
 /// Numbers of the descriptors of the backend and of the resolver in the watch.
 const BACKEND: u64 = 0;
 const RESOLVER: u64 = 1;
@@ -109,6 +114,9 @@ pub struct Net {
     guard: Option<Box<Guard>>,
     /// The backend is alive.
     connected: bool,
+    /// When one that has ended is connected anew, and how often that failed.
+    restart_at: Option<Instant>,
+    restarts: u32,
     log: LogLimit,
     // Volatile.
     mac: Mac,
@@ -177,10 +185,10 @@ impl From<NextTurn> for TurnEnd {
 /// The policy is refused, or the host's addresses cannot be listed.
 pub(crate) fn judge(policy: &Policy) -> Result<Arc<Judge>> {
     check_policy(policy)?;
-    let of_host = paths::host_addresses()
-        .map_err(|source| Error::host("list the addresses of this host, which a policy closes", source))?;
-    let judge = Judge::new(policy, of_host);
-    judge.map(Arc::new).map_err(|problem| Error::config("policy", problem.to_string()))
+    let network = paths::host_network()
+        .map_err(|source| Error::host("read the network of this host, which a policy closes", source))?;
+    let judge = Judge::new(policy, []).map(|judge| Arc::new(judge.with_host(&network)));
+    judge.map_err(|problem| Error::config("policy", problem.to_string()))
 }
 
 impl Net {
@@ -197,7 +205,8 @@ impl Net {
             NetBackend::TapDescriptor(number) => Box::new(Tap::of_descriptor(*number)?),
             NetBackend::Passt { forward } => {
                 let NetConfig { mtu, dns_forward, .. } = *config;
-                Box::new(Passt::start(&passt::Options { forward, mtu, dns_forward }, mac)?)
+                let options = passt::Options { forward: forward.clone(), mtu, dns_forward };
+                Box::new(Passt::start(&options, mac)?)
             }
         };
         Ok(Self::new(config, mac, backend))
@@ -216,6 +225,8 @@ impl Net {
             service: None,
             guard: None,
             connected: true,
+            restart_at: None,
+            restarts: 0,
             log: LogLimit::new(),
             mac,
             mtu: config.mtu,
@@ -229,11 +240,13 @@ impl Net {
     }
 
     /// Lets through only what a policy allows. Without one, all passes.
-    pub(crate) fn obey(&mut self, config: &NetConfig, judge: Option<&Arc<Judge>>) {
+    /// Denials are events of the VM.
+    pub(crate) fn obey(&mut self, config: &NetConfig, judge: Option<&Arc<Judge>>, events: &Arc<Events>) {
         match (&mut self.guard, judge) {
             (Some(guard), Some(judge)) => guard.change(Arc::clone(judge)),
             (_, judge) => {
-                let guard = |judge| Box::new(Guard::new(config, self.mac, Arc::clone(judge)));
+                let guard =
+                    |judge| Box::new(Guard::new(config, self.mac, Arc::clone(judge), Arc::clone(events)));
                 self.guard = judge.map(guard);
             }
         }
@@ -262,12 +275,12 @@ impl Net {
         if let (WakeReason::Ready(RESOLVER), Some(guard)) = (cause, &mut self.guard) {
             guard.listen();
         }
-        let mut next = NextTurn::Wait;
+        let mut next = self.restart(io);
         let has_room = self.transmitter.blocked || self.has_unsent();
         if !ready || has_room && !self.transmitter.failing {
             let own = Own { service: self.service.as_deref_mut(), guard: self.guard.as_deref_mut() };
             let turn_end = self.transmitter.turn(&mut *self.backend, own, self.connected, io)?;
-            next = self.apply(turn_end, io);
+            next = next.sooner(self.apply(turn_end, io));
         }
         let mut answers = self.service.as_mut().is_some_and(|service| service.work(Instant::now()));
         if let Some(guard) = &mut self.guard {
@@ -285,6 +298,9 @@ impl Net {
             io.counters.metadata.add(&service.take_work());
         }
         next = next.sooner(self.send_own(io));
+        if let Some(guard) = &mut self.guard {
+            io.counters.policy.add(&guard.take_work());
+        }
         io.interrupt_if_wanted()?;
         self.log_errors();
         Ok(next)
@@ -342,9 +358,44 @@ impl Net {
             TurnEnd::Gone(error) => {
                 log::warn!("{}: the link is down: {}", self.name, report(&error));
                 self.connected = false;
+                self.restart_at = Some(Instant::now() + RESTART);
                 self.show_link(io);
                 // Frames that waited for room in the backend are dropped now.
                 NextTurn::Again
+            }
+        }
+    }
+
+    /// Connects a backend anew that has ended, if it can be, and when it is time. Connections of the guest end.
+    fn restart(&mut self, io: &mut DeviceIo<'_>) -> NextTurn {
+        let Some(at) = self.restart_at else { return NextTurn::Wait };
+        if at > Instant::now() {
+            return NextTurn::At(at);
+        }
+        self.restart_at = None;
+        match self.backend.restart(self.mac) {
+            None => NextTurn::Wait,
+            Some(Ok(())) => {
+                log::info!("{}: the link is up again", self.name);
+                (self.connected, self.restarts) = (true, 0);
+                if let Some(guard) = &mut self.guard {
+                    let (router, connections) = guard.save_connections();
+                    guard.end_connections(self.mac, router, &connections);
+                }
+                if let Err(error) = self.backend.begin(io.features & feature::OFFLOAD, self.mac) {
+                    return self.apply(TurnEnd::Gone(error), io);
+                }
+                self.receiver.begin();
+                self.show_link(io);
+                NextTurn::Again
+            }
+            Some(Err(error)) => {
+                self.restarts = self.restarts.saturating_add(1);
+                let delay = RESTART * (1 << self.restarts.min(MOST_DOUBLINGS));
+                log::warn!("{}: the link stays down for {delay:?}: {}", self.name, report(&error));
+                let at = Instant::now() + delay;
+                self.restart_at = Some(at);
+                NextTurn::At(at)
             }
         }
     }
@@ -495,6 +546,8 @@ impl Persist for Net {
             service: _,
             guard,
             connected: _,
+            restart_at: _,
+            restarts: _,
             log: _,
             mac,
             mtu,

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use volt_policy::{Answered, Ask, Datagram, Desk, IpNet, Judge, Name, Reply};
+use volt_policy::{Answered, Ask, Datagram, Desk, HostNetwork, Judge, Name, Reply};
 
+use super::denials::Denials;
+use crate::counters::policy::{PolicyEvent, PolicyMetrics};
 use crate::devices::log_limit::LogLimit;
 use crate::error::report;
 use crate::paths;
@@ -41,8 +43,8 @@ pub(super) enum Asker {
 pub(super) enum News {
     /// An answer.
     Answered(Answered<Asker>),
-    /// The host has these addresses.
-    HostAddresses(Vec<IpNet>),
+    /// The network of the host, which may have changed.
+    HostNetwork(HostNetwork),
 }
 
 /// See the module.
@@ -91,17 +93,27 @@ impl Names {
     }
 
     /// Takes a message of the guest. Returns the answer, if there is one at once.
-    pub fn take(&mut self, message: &[u8], asker: Asker, judge: &Judge, now: Instant) -> Option<Vec<u8>> {
+    pub fn take(
+        &mut self,
+        message: &[u8],
+        asker: Asker,
+        (judge, denials, work): (&Judge, &Denials, &mut PolicyMetrics),
+        now: Instant,
+    ) -> Option<Vec<u8>> {
+        work.add(PolicyEvent::Question, 1);
         match self.desk.take(message, asker, judge, now) {
             Reply::Now(answer) => Some(answer),
             Reply::Denied(answer, name, reason) => {
-                self.log.warn(format_args!("{}: a question for {name} is denied: {reason}", self.device));
+                work.add(PolicyEvent::DeniedQuestion, 1);
+                let what = || format!("a question for {name}: {reason}");
+                denials.tell(format_args!("a question for {name} is denied: {reason}"), what);
                 Some(answer)
             }
             Reply::Ask(ask) => {
                 if self.ask(&ask, now) {
                     return None;
                 }
+                work.add(PolicyEvent::FailedQuestion, 1);
                 self.desk.answered(ask.number, None, judge).map(|answered| answered.message)
             }
             Reply::Nothing => None,
@@ -141,7 +153,7 @@ impl Names {
     }
 
     /// Takes what the resolver has to tell.
-    pub fn news(&mut self, judge: &Judge) -> Vec<News> {
+    pub fn news(&mut self, judge: &Judge, work: &mut PolicyMetrics) -> Vec<News> {
         let mut news = Vec::new();
         let mut bytes = vec![0; resolver::LONGEST + 4];
         while news.len() < MOST_MESSAGES
@@ -157,10 +169,11 @@ impl Names {
                 }
             };
             match resolver::decode(&bytes[..len]) {
-                Ok(FromResolver::HostAddresses(addresses)) => news.push(News::HostAddresses(addresses)),
+                Ok(FromResolver::HostNetwork(network)) => news.push(News::HostNetwork(network)),
                 Ok(FromResolver::Answer(number, message)) => {
                     let answered = self.desk.answered(number, message, judge);
                     if let Some(Answered { name, problem: Some(problem), .. }) = &answered {
+                        work.add(PolicyEvent::FailedQuestion, 1);
                         let device = &self.device;
                         self.log.warn(format_args!("{device}: {name} is not resolved: {problem}"));
                     }

@@ -32,7 +32,7 @@ mod responses;
 mod tests;
 
 use connection::{EndPair, RelayedConnection};
-use counts::RelayCounts;
+pub(super) use counts::RelayCounts;
 use end::{Endpoint, TcpChecksum, is_whole_segment};
 use frame::TcpFrame;
 use requests::HostJudge;

@@ -24,7 +24,7 @@ fn judge(policy: &str) -> Arc<Judge> {
 fn guarded(wire: Wire, policy: &str) -> Net {
     let config = config(NetBackend::Tap("unused".into()));
     let mut net = Net::new(&config, [2; 6], Box::new(wire));
-    net.obey(&config, Some(&judge(policy)));
+    net.obey(&config, Some(&judge(policy)), &Arc::default());
     net
 }
 
@@ -151,9 +151,9 @@ fn policy_changes_while_the_guest_runs() {
     send(&mut driver, &opening);
     assert_eq!(next_on(&other), with_header(&opening));
     let config = config(NetBackend::Tap("unused".into()));
-    lock(&device).obey(&config, Some(&judge(r#"{"default":"deny"}"#)));
+    lock(&device).obey(&config, Some(&judge(r#"{"default":"deny"}"#)), &Arc::default());
     send(&mut driver, &opening);
-    lock(&device).obey(&config, None);
+    lock(&device).obey(&config, None, &Arc::default());
     send(&mut driver, &frame(1, 60));
     assert_eq!(next_on(&other), with_header(&frame(1, 60)), "the frame between was denied");
 }
