@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use volt_job::job::{Address, Network};
+use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{NetBackend, NetConfig};
 use volt_vmm::config::user_network::{IPV4, IPV6, LONGEST_PACKET};
 
@@ -30,6 +31,15 @@ pub(super) fn of(networks: &mut [NetConfig]) -> Result<Option<Network>, Failure>
     }))
 }
 
+/// Closes the surroundings of the host, unless the user chose another policy or refuses any. Whoever gives a
+/// tap decides on its other side what the guest reaches.
+pub(super) fn close_surroundings(devices: &mut Devices, refuses_policy: bool) {
+    let is_of_user = |network: &NetConfig| matches!(network.backend, NetBackend::Passt { .. });
+    if !refuses_policy && !devices.networks.is_empty() && devices.networks.iter().all(is_of_user) {
+        devices.policy.get_or_insert_default();
+    }
+}
+
 /// Returns the lines of `/etc/resolv.conf`.
 pub(super) fn resolvers() -> Vec<String> {
     let resolvers: [IpAddr; 2] = [IPV4.resolver.into(), IPV6.resolver.into()];
@@ -53,6 +63,25 @@ mod tests {
         let network = of(&mut networks).unwrap().unwrap();
         assert_eq!((network.mac.as_str(), network.mtu), ("02:00:00:00:0a:01", Some(1400)));
         assert_eq!(networks.map(|network| network.dns_forward), [false, true, false]);
+    }
+
+    #[test]
+    fn surroundings_are_closed_unless_the_user_says_otherwise() {
+        let tap = NetConfig::new("eth1", NetBackend::Tap("tap0".to_owned()));
+        let own = || {
+            Some(volt_vmm::policy::Policy { denial: volt_vmm::policy::Denial::Drop, ..Default::default() })
+        };
+        for (networks, policy, refuses, expected) in [
+            (vec![], None, false, None),
+            (vec![passt("eth0")], None, false, Some(Default::default())),
+            (vec![passt("eth0")], None, true, None),
+            (vec![passt("eth0")], own(), false, own()),
+            (vec![passt("eth0"), tap], None, false, None),
+        ] {
+            let mut devices = Devices { networks, policy, ..Devices::default() };
+            close_surroundings(&mut devices, refuses);
+            assert_eq!(devices.policy, expected);
+        }
     }
 
     #[test]

@@ -16,12 +16,12 @@ mod tests;
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
 use etherparse::{icmpv4, icmpv6};
-use ipnet::Ipv6Net;
+use ipnet::IpNet;
 
 use crate::connections::{Connections, Ends, Route, SavedConnection, Side};
 use crate::frame::{Content, Frame, Mac, Malformed, Packet, Transport};
@@ -37,33 +37,15 @@ use classify::{Kind, ends, incoming_kind, outgoing_kind, quoted_ends, segment};
 pub use held::Held;
 use link::{LONGEST_ARP, QUERY};
 
-/// Addresses of a guest, if they are known. Frames with others are dropped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GuestAddresses {
-    /// Its address of IPv4.
-    pub v4: Ipv4Addr,
-    /// The network that has its addresses of IPv6.
-    pub v6: Ipv6Net,
-}
-
-impl GuestAddresses {
-    /// An address of IPv4, and an address of IPv6 with the bits of its network.
-    ///
-    /// # Panics
-    /// There are more than 128 bits.
-    #[must_use]
-    pub fn new(v4: Ipv4Addr, (v6, prefix): (Ipv6Addr, u8)) -> Self {
-        Self { v4, v6: Ipv6Net::new_assert(v6, prefix).trunc() }
-    }
-}
-
 /// The interface of a filter.
 #[derive(Clone, Debug)]
 pub struct Interface {
     /// The hardware address.
     pub mac: Mac,
-    /// The guest's addresses.
-    pub addresses: Option<GuestAddresses>,
+    /// Networks that have the guest's addresses, if they are known. Frames with others are dropped.
+    pub addresses: Vec<IpNet>,
+    /// Whether the host routes the guest's packets by sockets of its own.
+    pub is_routed: bool,
     /// TCP ports of the guest that forwards lead to.
     pub forwarded: Vec<u16>,
 }
@@ -349,7 +331,7 @@ impl Filter {
             return Self::on_route(route, segment, payload);
         }
         // Behind the host's own sockets, a packet without a route would be lost, and the guest would wait.
-        if self.interface.addresses.is_some() && !self.judge.is_routed(ends.far.0) {
+        if self.interface.is_routed && !self.judge.is_routed(ends.far.0) {
             let cause =
                 Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason: Reason::NoRoute };
             return Outcome::Stop(cause, reply::to_denied(frame, packet, head));

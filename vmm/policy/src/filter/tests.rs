@@ -1,5 +1,6 @@
 //! The filter, on frames of both directions.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use etherparse::{
@@ -31,11 +32,8 @@ pub(super) fn filter(policy: &str) -> Filter {
     let policy: Policy = serde_json::from_str(policy).unwrap();
     let judge = Judge::new(&policy, [address("198.51.100.7").into()]).unwrap();
     let v6 = "fd76:6f6c:7400::/64".parse().unwrap();
-    let interface = Interface {
-        mac: US,
-        addresses: Some(GuestAddresses { v4: OWN.parse().unwrap(), v6 }),
-        forwarded: vec![80],
-    };
+    let interface =
+        Interface { mac: US, addresses: vec![address(OWN).into(), v6], is_routed: true, forwarded: vec![80] };
     Filter::new(Arc::new(judge), interface)
 }
 
@@ -479,7 +477,7 @@ fn host_fills_in_the_packet_s_own_checksum_alone() {
 #[test]
 fn guest_behind_a_tap_may_not_be_the_host_and_finds_its_neighbours() {
     let mut filter = filter("{}");
-    filter.interface.addresses = None;
+    filter.interface.addresses.clear();
     for (frame, cause) in [
         (Path::between("198.51.100.7", FAR).udp([1, 2]), "foreign address"),
         (Path::between("127.0.0.1", FAR).udp([1, 2]), "foreign address"),

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use volt_policy::{
-    Answered, Cause, Copied, Datagram, Filter, GuestAddresses, Host, Interface, Judge, Offload, Outcome,
-    RequestHead, SavedConnection, SavedPin, Taken, Verdict,
+    Answered, Cause, Copied, Datagram, Filter, Host, Interface, Judge, Offload, Outcome, RequestHead,
+    SavedConnection, SavedPin, Taken, Verdict,
 };
 
 use super::NextTurn;
@@ -30,7 +30,7 @@ use super::relay::end::{Endpoint, TcpChecksum};
 use super::relay::{RelayCounts, Relays};
 use crate::config::devices::{NetBackend, NetConfig};
 use crate::config::network::Mac;
-use crate::config::user_network::{IPV4, IPV6};
+use crate::config::user_network;
 use crate::counters::policy::{PolicyEvent, PolicyMetrics};
 use crate::events::Events;
 
@@ -373,9 +373,11 @@ fn mtu(config: &NetConfig) -> u16 {
 
 /// The interface as the filter knows it. A guest behind a tap has addresses of its owner's choice.
 fn interface(config: &NetConfig, mac: Mac) -> Interface {
-    let mut interface = Interface { mac, addresses: None, forwarded: Vec::new() };
+    let (addresses, forwarded) = (config.addresses.clone(), Vec::new());
+    let mut interface = Interface { mac, addresses, is_routed: false, forwarded };
     if let NetBackend::Passt { forward } = &config.backend {
-        interface.addresses = Some(GuestAddresses::new(IPV4.address, (IPV6.address, IPV6.prefix)));
+        interface.addresses = user_network::guest_addresses();
+        interface.is_routed = true;
         interface.forwarded = forward.iter().map(|(_, guest)| *guest).collect();
     }
     interface
