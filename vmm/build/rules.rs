@@ -258,6 +258,8 @@ static RESOLVER: &[Rule] = &[
     call(SYS_stat),
     call(SYS_statx),
     call(SYS_lseek),
+    // The files about the host's network, which are open.
+    call(SYS_pread64),
     // musl's open(3).
     only(SYS_fcntl, &[&[is(1, F_SETFD as u32)]]),
     only(SYS_socket, &[&[is(0, AF_INET as u32)], &[is(0, AF_INET6 as u32)], &[is(0, AF_NETLINK as u32)]]),

@@ -1,8 +1,9 @@
 //! The network of this host: its addresses and default routes, in the network namespace of this process.
 
-use std::fs;
+use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::unix::fs::FileExt;
 
 use volt_policy::{HostNetwork, IpNet};
 
@@ -18,27 +19,76 @@ const ROUTES_V6: &str = "/proc/self/net/ipv6_route";
 /// `RTF_REJECT` (linux/route.h).
 const REJECTS: u32 = 0x200;
 
+/// The files of the kernel about it, which can be read again and again.
+#[derive(Debug)]
+pub(crate) struct Files {
+    v4: File,
+    /// A kernel without IPv6 has none about that.
+    v6: Option<File>,
+    routes_v4: File,
+    routes_v6: Option<File>,
+}
+
 /// Reads it.
 ///
 /// # Errors
 /// `/proc` is not there.
 pub(crate) fn read() -> io::Result<HostNetwork> {
-    let mut all = v4(&fs::read_to_string(V4)?);
-    all.extend(v6(&of_v6(V6)?));
+    Files::open()?.read()
+}
+
+impl Files {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// `/proc` is not there.
+    pub fn open() -> io::Result<Self> {
+        let (v6, routes_v6) = (of_v6(V6)?, of_v6(ROUTES_V6)?);
+        Ok(Self { v4: File::open(V4)?, v6, routes_v4: File::open(ROUTES_V4)?, routes_v6 })
+    }
+
+    /// Reads the network as it is now.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn read(&self) -> io::Result<HostNetwork> {
+        let of_v6 = |file: &Option<File>| file.as_ref().map_or(Ok(String::new()), text);
+        let (v6, routes_v6) = (of_v6(&self.v6)?, of_v6(&self.routes_v6)?);
+        Ok(parse(&text(&self.v4)?, &v6, &text(&self.routes_v4)?, &routes_v6))
+    }
+}
+
+/// The content of a file from its start on.
+fn text(file: &File) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        match file.read_at(&mut part, bytes.len() as u64) {
+            Ok(0) => break,
+            Ok(len) => bytes.extend_from_slice(&part[..len]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| ErrorKind::InvalidData.into())
+}
+
+fn parse(trie: &str, table_v6: &str, routes_v4: &str, routes_v6: &str) -> HostNetwork {
+    let mut all = v4(trie);
+    all.extend(v6(table_v6));
     all.retain(|net| !net.addr().is_loopback());
     all.sort_unstable();
     // Two tables of routes have each address.
     all.dedup();
-    let (routes_v4, routes_v6) = (fs::read_to_string(ROUTES_V4)?, of_v6(ROUTES_V6)?);
-    let (routes_v4, routes_v6) = (has_default_v4(&routes_v4), has_default_v6(&routes_v6));
-    Ok(HostNetwork { addresses: all, routes_v4, routes_v6 })
+    let (routes_v4, routes_v6) = (has_default_v4(routes_v4), has_default_v6(routes_v6));
+    HostNetwork { addresses: all, routes_v4, routes_v6 }
 }
 
-/// A file about IPv6, which is not there if the kernel has none.
-fn of_v6(path: &str) -> io::Result<String> {
-    match fs::read_to_string(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
-        read => read,
+/// A file about IPv6, if there is one.
+fn of_v6(path: &str) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
     }
 }
 

@@ -72,8 +72,8 @@ pub enum Route {
 struct Connection {
     state: State,
     route: Route,
-    /// The name that it began with.
-    name: Option<Name>,
+    /// The name that it began with, if it was judged by that. There may be none.
+    name: Option<Option<Name>>,
     /// The time of its last packet.
     last: Instant,
     expires: Instant,
@@ -171,6 +171,7 @@ fn after(from: u32, to: u32) -> i32 {
 pub struct Connections {
     entries: HashMap<Ends, Connection>,
     swept: Option<Instant>,
+    looked_at_holds: Option<Instant>,
 }
 
 impl Connections {
@@ -237,7 +238,7 @@ impl Connections {
         if let Some(entry) = self.entries.get_mut(ends)
             && let Route::Held(hold) = std::mem::replace(&mut entry.route, Route::Direct)
         {
-            entry.name = hold.into_name();
+            entry.name = Some(hold.into_name());
         }
     }
 
@@ -266,20 +267,42 @@ impl Connections {
         })
     }
 
+    /// Whether the table has a connection with these ends.
+    pub fn has(&self, ends: &Ends) -> bool {
+        self.entries.contains_key(ends)
+    }
+
     /// Whether a connection that the guest began leads to an address.
-    pub fn lead_to(&self, address: IpAddr) -> bool {
-        self.entries.iter().any(|(ends, entry)| ends.far.0 == address && !entry.is_over())
+    pub fn lead_to(&self, address: IpAddr, now: Instant) -> bool {
+        self.entries.iter().any(|(ends, entry)| {
+            ends.far.0 == address && !entry.is_inbound && now < entry.expires && !entry.is_over()
+        })
     }
 
     /// Removes the connections that the guest began and that `is_allowed` refuses, by their ends, their
-    /// routes and their names.
-    pub fn retain(&mut self, mut is_allowed: impl FnMut(&Ends, &Route, Option<&Name>) -> bool) {
-        self.entries
-            .retain(|ends, entry| entry.is_inbound || is_allowed(ends, &entry.route, entry.name.as_ref()));
+    /// routes, and the names that they were judged by. Returns those that the device relays.
+    pub fn retain(
+        &mut self,
+        mut is_allowed: impl FnMut(&Ends, &Route, Option<Option<&Name>>) -> bool,
+    ) -> Vec<Ends> {
+        let mut relayed = Vec::new();
+        self.entries.retain(|ends, entry| {
+            let name = entry.name.as_ref().map(Option::as_ref);
+            let stays = entry.is_inbound || is_allowed(ends, &entry.route, name);
+            if !stays && matches!(entry.route, Route::Relayed) {
+                relayed.push(*ends);
+            }
+            stays
+        });
+        relayed
     }
 
-    /// Ends the holds whose time is over.
+    /// Ends the holds whose time is over, once a second at most.
     pub fn end_late_holds(&mut self, now: Instant) {
+        if self.looked_at_holds.is_some_and(|looked| now < looked + BETWEEN_SWEEPS) {
+            return;
+        }
+        self.looked_at_holds = Some(now);
         self.entries.retain(|_, entry| !matches!(&entry.route, Route::Held(hold) if hold.is_late(now)));
     }
 

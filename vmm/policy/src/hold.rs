@@ -24,6 +24,8 @@ pub const MOST_HELD: usize = 512 << 10;
 const MOST_FRAMES: usize = 16;
 /// Longest time from the first byte to the end of the message.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Least time between two times that copies are sent again: Linux waits as long (`TCP_RTO_MIN`).
+const BETWEEN_RESENDS: Duration = Duration::from_millis(200);
 /// Bytes of a server's first record that tell a retry: the header of the record and of the message, the
 /// version, and what is random otherwise (RFC 8446, section 4.1.3).
 const SERVER: usize = 5 + 4 + 2 + RETRY.len();
@@ -120,7 +122,8 @@ enum Server {
 #[derive(Debug)]
 pub(crate) struct Hold {
     budget: Budget,
-    /// Number of the first byte of `bytes`.
+    /// Number of the first byte of the connection, and of that of `bytes`.
+    base: u32,
     start: u32,
     bytes: Vec<u8>,
     kept: Vec<Kept>,
@@ -130,6 +133,8 @@ pub(crate) struct Hold {
     /// Data followed the message in its last segment.
     has_more: bool,
     is_second: bool,
+    /// When the copies were sent again last.
+    resent: Option<Instant>,
     /// The name of the first message.
     name: Option<Option<Name>>,
 }
@@ -150,6 +155,7 @@ impl Hold {
     pub fn new(start: u32, budget: &Budget) -> Self {
         Self {
             budget: budget.clone(),
+            base: start,
             start,
             bytes: Vec::new(),
             kept: Vec::new(),
@@ -158,27 +164,35 @@ impl Hold {
             server: Server::Silent,
             has_more: false,
             is_second: false,
+            resent: None,
             name: None,
         }
     }
 
-    /// Begins with another number: the guest opens the connection anew.
-    pub fn restart(&mut self, start: u32) {
-        if start != self.start {
+    /// Begins with another number: the guest opens the connection anew. Returns whether it may: the far side
+    /// has not answered.
+    pub fn restart(&mut self, start: u32) -> bool {
+        let may_restart = matches!(self.server, Server::Silent);
+        if may_restart && start != self.base {
             *self = Self::new(start, &self.budget);
         }
+        may_restart || start == self.base
     }
 
-    /// Number of the next byte that the far side may get.
+    /// Number behind the last byte that the far side may have got.
     pub fn sent_up_to(&self) -> u32 {
         if self.stage == Stage::Collects { self.start } else { self.end() }
     }
 
-    /// Notes the far side's answer to the guest's first segment.
-    pub fn far_opens(&mut self, sequence: u32) {
-        if matches!(self.server, Server::Silent) {
-            self.server = Server::Opened { next: sequence.wrapping_add(1), bytes: Vec::new() };
+    /// Notes the far side's answer to the guest's first segment. Returns whether it is one: it acknowledges
+    /// the number with which this begins. The stream of a far side that has seen another number would begin
+    /// elsewhere in what is held.
+    pub fn far_opens(&mut self, segment: &Segment) -> bool {
+        let is_answer = segment.flags.ack && segment.acknowledged == self.base;
+        if is_answer && matches!(self.server, Server::Silent) {
+            self.server = Server::Opened { next: segment.sequence.wrapping_add(1), bytes: Vec::new() };
         }
+        is_answer
     }
 
     /// The name that was judged.
@@ -196,6 +210,9 @@ impl Hold {
         if segment.flags.urg {
             return Step::Refuse("it has urgent data, which a server could leave out");
         }
+        if matches!(self.server, Server::Silent) {
+            return Step::Keep;
+        }
         if self.stage == Stage::Collects {
             return self.collect(copied, segment, payload, now);
         }
@@ -204,13 +221,23 @@ impl Hold {
         let is_old = after(to, end) >= 0;
         match self.stage {
             _ if payload.is_empty() => Step::Send(vec![copied.clone()]),
-            Stage::Sent if after(segment.sequence, end) > 0 => Step::Send(self.copies()),
+            Stage::Sent if after(segment.sequence, end) > 0 => self.resend(segment.sequence, to, now),
             // The far side has it, and ignores it.
             Stage::Acknowledged if is_old => Step::Send(vec![copied.clone()]),
             // The server may ask for another first message. Until it has not, nothing follows the first one.
             _ if !self.is_second && !matches!(self.server, Server::Known) => Step::Keep,
             _ => Step::Send(vec![copied.clone()]),
         }
+    }
+
+    /// Sends the copies again that a segment covers, at most as often as a guest would.
+    fn resend(&mut self, from: u32, to: u32, now: Instant) -> Step {
+        if self.resent.is_some_and(|resent| now < resent + BETWEEN_RESENDS) {
+            return Step::Keep;
+        }
+        self.resent = Some(now);
+        let is_covered = |kept: &&Kept| after(from, kept.to) > 0 && after(kept.from, to) > 0;
+        Step::Send(self.kept.iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
     }
 
     fn collect(&mut self, copied: &Copied, segment: &Segment, payload: &[u8], now: Instant) -> Step {
@@ -225,6 +252,10 @@ impl Hold {
             self.give_back();
         } else if from != end {
             return Step::Keep;
+        }
+        if segment.flags.fin && payload.is_empty() && self.bytes.is_empty() && !self.is_second {
+            // Nothing was asked for.
+            return Step::Send(vec![copied.clone()]);
         }
         if segment.flags.fin {
             return Step::Refuse("it ends before its first message does");
@@ -275,6 +306,13 @@ impl Hold {
 
     /// Takes a segment of the far side, with its payload.
     pub fn far(&mut self, segment: &Segment, payload: &[u8]) -> FarStep {
+        let known = after(self.base, segment.acknowledged);
+        if matches!(self.server, Server::Silent)
+            || segment.flags.ack
+                && (known < 0 || after(segment.acknowledged, self.sent_up_to().wrapping_add(1)) < 0)
+        {
+            return FarStep::Refuse("its far side acknowledges what was not sent");
+        }
         if segment.flags.ack && self.stage == Stage::Sent {
             self.acknowledge(segment.acknowledged);
         }

@@ -190,6 +190,13 @@ impl Judge {
         Self { closed, ranges, routes: (network.routes_v4, network.routes_v6), ..self.clone() }
     }
 
+    /// Whether this is the policy on a host with this network.
+    #[must_use]
+    pub fn is_of_host(&self, network: &HostNetwork) -> bool {
+        let own = self.ranges.iter().filter(|range| range.kind == RangeKind::Host).map(|range| range.net);
+        own.eq(network.addresses.iter().copied()) && self.routes == (network.routes_v4, network.routes_v6)
+    }
+
     /// Whether the host has a default route of an address's version of IP.
     #[must_use]
     pub fn is_routed(&self, address: IpAddr) -> bool {
@@ -227,9 +234,14 @@ impl Judge {
     /// Whether an address lies in a closed range of which no allowing network opens this part.
     #[must_use]
     pub fn is_closed(&self, address: IpAddr) -> bool {
+        self.is_closed_to(address, |_| true)
+    }
+
+    /// As [`Self::is_closed`], with these rules alone.
+    fn is_closed_to(&self, address: IpAddr, counts: impl Fn(&Rule) -> bool) -> bool {
         forms(address).any(|form| {
             let closed = self.closed_ranges(form);
-            let opens = |rule: &Rule| closed.iter().all(|range| lies_in(rule, range));
+            let opens = |rule: &Rule| counts(rule) && closed.iter().all(|range| lies_in(rule, range));
             !closed.is_empty() && !self.allow.about_address(form).any(opens)
         })
     }
@@ -264,11 +276,12 @@ impl Judge {
     /// about the address goes before those about names; no name opens a closed range.
     #[must_use]
     pub fn gate(&self, protocol: Protocol, (address, port): (IpAddr, u16), names: &[Name]) -> Gate {
+        let is_about = |rule: &Rule| rule.is_about(protocol, port);
         let reason = match self.address(protocol, address, port) {
             Verdict::Allow(Reason::Rule(_)) => return Gate::Open,
             Verdict::Allow(_) if !self.deny.has_names() => return Gate::Open,
             Verdict::Allow(_) => None,
-            Verdict::Deny(reason) if !self.allow.has_names() || self.is_closed(address) => {
+            Verdict::Deny(reason) if !self.allow.has_names() || self.is_closed_to(address, is_about) => {
                 return Gate::Closed(reason);
             }
             Verdict::Deny(reason) => Some(reason),
@@ -496,6 +509,7 @@ mod tests {
         let by_name = r#"{"deny":["0.0.0.0/0","::/0"],"allow":["example.org:443,5432","192.0.2.9"]}"#;
         let denied_name = r#"{"deny":["ads.test","old.test:22"]}"#;
         let opened = r#"{"default":"deny","allow":["example.org","10.1.0.0/16"]}"#;
+        let port = r#"{"default":"deny","allow":["tcp:10.1.2.3:5432","*.cdn.test"]}"#;
         let example = &["example.org"][..];
         let closed = |reason: &str| format!("closed: {reason}");
         for (policy, protocol, target, port, names, expected) in [
@@ -519,7 +533,9 @@ mod tests {
             (denied_name, Udp, "192.0.2.1", 443, &[], closed("it hides the name, and rules are about names")),
             ("{}", Udp, "192.0.2.1", 443, &[], "open".to_owned()),
             ("{}", Tcp, "192.0.2.1", 443, &[], "open".to_owned()),
-            // A name that leads into a closed range opens nothing.
+            // A name that leads into a closed range opens nothing, nor other ports of what a network opens.
+            (port, Tcp, "10.1.2.3", 443, &["x.cdn.test"], closed("private address")),
+            (port, Tcp, "10.1.2.3", 5432, &["x.cdn.test"], "open".to_owned()),
             (by_name, Tcp, "127.0.0.1", 443, example, closed("rule 0.0.0.0/0")),
             (opened, Tcp, "10.2.0.1", 443, example, closed("private address")),
             (opened, Tcp, "10.1.0.1", 443, example, "open".to_owned()),

@@ -4,6 +4,7 @@
 //! two ways is refused: two hosts, two lengths, a line without a carriage return.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
 
 use httparse::{EMPTY_HEADER, Request, Status};
 
@@ -27,8 +28,11 @@ pub struct RequestHead {
     pub port: u16,
     /// The body behind the head.
     pub body: BodyLength,
-    /// Whether the client asks for another protocol on this connection, such as WebSocket.
+    /// Whether the client asks for WebSocket on this connection.
     pub upgrades: bool,
+    /// Lines of the head that go no further: they ask for other protocols, which would hide the hosts of later
+    /// requests (RFC 9110, section 7.8). They are in order.
+    pub left_out: Vec<Range<usize>>,
 }
 
 /// A host, as a request names it.
@@ -69,7 +73,7 @@ pub fn read_head(bytes: &[u8]) -> HeadStart {
     let mut fields = [EMPTY_HEADER; MOST_FIELDS];
     let mut request = Request::new(&mut fields);
     let parsed = check_lines(known).and_then(|()| match request.parse(known) {
-        Ok(Status::Complete(len)) => head(&request).map(|head| HeadStart::Whole(head, len)),
+        Ok(Status::Complete(len)) => head(&request, known).map(|head| HeadStart::Whole(head, len)),
         Ok(Status::Partial) if known.len() == LONGEST_HEAD => Err("the head is too long"),
         Ok(Status::Partial) => Ok(HeadStart::Partial),
         Err(httparse::Error::TooManyHeaders) => Err("the head has too many fields"),
@@ -97,7 +101,7 @@ fn check_lines(bytes: &[u8]) -> Read<()> {
     }
 }
 
-fn head(request: &Request<'_, '_>) -> Read<RequestHead> {
+fn head(request: &Request<'_, '_>, bytes: &[u8]) -> Read<RequestHead> {
     let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
     if method.eq_ignore_ascii_case("CONNECT") {
         return Err("CONNECT makes a tunnel to anywhere");
@@ -107,23 +111,33 @@ fn head(request: &Request<'_, '_>) -> Read<RequestHead> {
     }
     let host = only(request, "host")?.ok_or("the request has no Host")?;
     let (host, port) = authority(host)?;
-    // A proxy and a server may take either one.
-    if let Some(rest) = target.split_once("://").map(|(_, rest)| rest) {
+    if target.starts_with('/') || target == "*" {
+        // The common form.
+    } else if let Some(rest) = target.split_once("://").map(|(_, rest)| rest) {
+        // A proxy and a server may take either one.
         let of_target = rest.split(['/', '?', '#']).next().unwrap_or_default();
         if !target.starts_with("http://") || authority(of_target)? != (host.clone(), port) {
             return Err("the request's target has another host");
         }
-    } else if !target.starts_with('/') && target != "*" {
+    } else {
         return Err("the request's target is no path");
     }
     let upgrade = only(request, "upgrade")?;
-    if upgrade.is_some_and(|upgrade| upgrade.to_ascii_lowercase().contains("h2c")) {
-        return Err("HTTP/2 hides the hosts of later requests");
-    }
-    if request.headers.iter().any(|field| field.name.eq_ignore_ascii_case("http2-settings")) {
-        return Err("HTTP/2 hides the hosts of later requests");
-    }
-    Ok(RequestHead { host, port, body: body(request)?, upgrades: upgrade.is_some() })
+    let upgrades = upgrade.is_some_and(|upgrade| upgrade.trim().eq_ignore_ascii_case("websocket"));
+    let is_left_out = |field: &&httparse::Header<'_>| {
+        let is_upgrade = field.name.eq_ignore_ascii_case("upgrade");
+        is_upgrade && !upgrades || field.name.eq_ignore_ascii_case("http2-settings")
+    };
+    let left_out = request.headers.iter().filter(is_left_out).map(|field| line_of(bytes, field)).collect();
+    Ok(RequestHead { host, port, body: body(request)?, upgrades, left_out })
+}
+
+/// The place of a field's line in a head.
+fn line_of(bytes: &[u8], field: &httparse::Header<'_>) -> Range<usize> {
+    // The parser borrows names and values from the head.
+    let from = field.name.as_ptr() as usize - bytes.as_ptr() as usize;
+    let rest = bytes[from..].windows(2).position(|two| two == b"\r\n");
+    from..rest.map_or(bytes.len(), |len| from + len + 2)
 }
 
 /// The value of a field that may be there once.
@@ -226,6 +240,22 @@ mod tests {
     }
 
     #[test]
+    fn requests_for_other_protocols_are_left_out() {
+        for upgrade in ["h2c", "TLS/1.2", "connect-udp", "h2c, websocket", "websocket, h2c"] {
+            let text = format!(
+                "GET /a?next=http://b.test/ HTTP/1.1\r\nupgrade:  {upgrade} \r\nHost: a.test\r\n\
+                 HTTP2-Settings: AA\r\nConnection: Upgrade, HTTP2-Settings\r\n\r\n"
+            );
+            let head = whole(&text);
+            let left_out: Vec<_> = head.left_out.iter().map(|line| &text[line.clone()]).collect();
+            let expected = [format!("upgrade:  {upgrade} \r\n"), "HTTP2-Settings: AA\r\n".to_owned()];
+            assert_eq!((left_out, head.upgrades), (expected.iter().map(String::as_str).collect(), false));
+        }
+        let text = "GET / HTTP/1.1\r\nHost: a.test\r\nUpgrade: WebSocket\r\n\r\n";
+        assert!(whole(text).upgrades && whole(text).left_out.is_empty());
+    }
+
+    #[test]
     fn ambiguous_heads_are_refused() {
         for (head, words) in [
             ("CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\n", "tunnel"),
@@ -253,8 +283,7 @@ mod tests {
             ("GET / HTTP/1.1\nHost: a.test\n\n", "carriage return"),
             ("GET / HTTP/1.1\r\nHost: a.test\nHost: b.test\r\n\r\n", "carriage return"),
             ("GET / HTTP/1.1\r\nX: a\rHost: b.test\r\nHost: a.test\r\n\r\n", "carriage return"),
-            ("GET / HTTP/1.1\r\nHost: a.test\r\nUpgrade: h2c\r\n\r\n", "HTTP/2"),
-            ("GET / HTTP/1.1\r\nHost: a.test\r\nHTTP2-Settings: AA\r\n\r\n", "HTTP/2"),
+            ("GET /x HTTP/1.1\r\nHost: a.test\r\nUpgrade: h2c\r\nUpgrade: websocket\r\n\r\n", "twice"),
             ("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", "twice"),
             ("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: +1\r\n\r\n", "no number"),
             ("POST / HTTP/1.0\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n", "unknown"),

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use volt_policy::HostNetwork;
 
 use super::call::{PathCall, PathText};
 use super::program::{ProgramPattern, ProgramStart};
@@ -94,7 +93,6 @@ pub(super) enum Answer {
     Path(PathText),
     Text(String),
     Holder(Option<Holder>),
-    HostNetwork(HostNetwork),
     /// The program runs in this process. A descriptor of it lies beside it.
     Started {
         pid: u32,

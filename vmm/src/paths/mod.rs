@@ -39,7 +39,7 @@ use call::{Answer, PathCall, PathText};
 
 use crate::holders::{self, Holder};
 use crate::host_network;
-use crate::resolver;
+use crate::resolver::{self, HostView};
 use crate::sockets::{self, ListenOptions};
 
 thread_local! {
@@ -372,8 +372,15 @@ pub(crate) fn start_resolver() -> io::Result<OwnedFd> {
         return opener::start_resolver();
     }
     let (near, far) = resolver::socket()?;
-    std::thread::Builder::new().name("volt-resolver".into()).spawn(move || resolver::run(&far))?;
+    std::thread::Builder::new().name("volt-resolver".into()).spawn(move || resolve(&far))?;
     Ok(near)
+}
+
+/// Serves as a resolver in a thread.
+fn resolve(device: &OwnedFd) {
+    let host =
+        HostView::open().inspect_err(|error| log::warn!("the resolver cannot watch the host: {error}"));
+    resolver::run(device, host.ok().as_ref());
 }
 
 /// Checks that a TCP port of 127.0.0.1 is free.

@@ -245,10 +245,9 @@ pub(super) fn holder_of_port(port: u16) -> Option<Holder> {
 /// # Errors
 /// The starter has ended, or cannot read it.
 pub(super) fn host_network() -> io::Result<HostNetwork> {
-    match ask(&Request::HostNetwork, &[])? {
-        (Answer::HostNetwork(network), _) => Ok(network),
-        _ => Err(channel::ended()),
-    }
+    let (_, fds) = ask(&Request::HostNetwork, &[])?;
+    let file = fds.into_iter().next().map(File::from).ok_or_else(channel::ended)?;
+    Ok(serde_json::from_str(&io::read_to_string(file)?)?)
 }
 
 /// Starts a resolver. Returns the device's end of its socket.

@@ -21,8 +21,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-pub(crate) use protocol::{FromResolver, LONGEST, decode, encode};
-pub(crate) use serve::run;
+pub(crate) use protocol::{FromResolver, LONGEST_MESSAGE, decode, encode};
+pub(crate) use serve::{HostView, run};
 
 /// A socket that keeps messages apart: the end of the device, and that of the resolver.
 ///

@@ -7,6 +7,8 @@ use volt_policy::{Ask, HostNetwork, Name};
 /// Bytes of the longest answer of a server that is passed on. Answers to questions of programs have some
 /// hundred.
 pub(crate) const LONGEST: usize = 16 << 10;
+/// Bytes of the longest message of the resolver: the addresses of a host with some thousand.
+pub(crate) const LONGEST_MESSAGE: usize = 128 << 10;
 /// Bytes of a number, and of a type.
 const NUMBER: usize = 4;
 const KIND: usize = 2;

@@ -13,7 +13,7 @@ use rustix::net::{
 use super::lookup::Lookup;
 use super::protocol::{decode_ask, encode_answer, encode_network};
 use super::servers::{FILE, PORT, ServersFile};
-use crate::host_network;
+use crate::host_network::Files;
 
 /// Most questions at once. A device asks no more.
 const MOST_LOOKUPS: usize = 64;
@@ -23,21 +23,37 @@ const LONGEST_ASK: usize = 4 + 2 + 256;
 /// (linux/rtnetlink.h).
 const CHANGES: u32 = 0x10 | 0x100 | 0x40 | 0x400;
 
-/// Serves a device until it closes its socket.
-pub(crate) fn run(device: &OwnedFd) {
-    serve(device, ServersFile::at(FILE, PORT));
+/// What tells of the host's network. It is opened before a resolver is confined.
+#[derive(Debug)]
+pub(crate) struct HostView {
+    files: Files,
+    /// Readable when something changes.
+    changes: OwnedFd,
+}
+
+impl HostView {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// The host refuses a file or a socket.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { files: Files::open()?, changes: changes_of_network()? })
+    }
+}
+
+/// Serves a device until it closes its socket, or until the list of servers cannot be read any more: the next
+/// resolver may be able to.
+pub(crate) fn run(device: &OwnedFd, host: Option<&HostView>) {
+    serve(device, host, ServersFile::at(FILE, PORT));
 }
 
 /// As [`run`], with the servers of another file.
-pub(super) fn serve(device: &OwnedFd, mut servers: ServersFile) {
-    let changes = changes_of_network().inspect_err(|error| {
-        log::warn!("the resolver does not see changes of the host's network: {error}");
-    });
-    let changes = changes.ok();
+pub(super) fn serve(device: &OwnedFd, host: Option<&HostView>, mut servers: ServersFile) {
+    let changes = host.map(|host| &host.changes);
     let mut lookups = Vec::<Lookup>::new();
-    tell_network(device);
+    tell_network(device, host);
     loop {
-        let ready = wait(device, changes.as_ref(), &lookups);
+        let ready = wait(device, changes, &lookups);
         let Ok([device_ready, changes_ready, lookups_ready @ ..]) = ready.as_deref() else { return };
         let now = Instant::now();
         for (lookup, is_ready) in lookups.iter_mut().zip(lookups_ready) {
@@ -54,8 +70,8 @@ pub(super) fn serve(device: &OwnedFd, mut servers: ServersFile) {
         }
         lookups.retain(|lookup| !lookup.is_answered && !lookup.has_failed());
         if *changes_ready {
-            drain(changes.as_ref());
-            tell_network(device);
+            drain(changes);
+            tell_network(device, host);
         }
         if *device_ready && !take_questions(device, &mut servers, &mut lookups, now) {
             return;
@@ -104,7 +120,14 @@ fn take_questions(
             Err(_) => return false,
         };
         let Some(ask) = decode_ask(&bytes[..len.min(LONGEST_ASK)]) else { continue };
-        let lookup = Lookup::new(ask, servers.now(), now);
+        let list = match servers.now() {
+            Ok(list) => list,
+            Err(error) => {
+                log::warn!("the resolver cannot read {FILE}: {error}");
+                return false;
+            }
+        };
+        let lookup = Lookup::new(ask, list, now);
         if lookups.len() >= MOST_LOOKUPS || lookup.has_failed() {
             tell(device, &encode_answer(lookup.number(), None));
         } else {
@@ -118,10 +141,11 @@ fn tell(device: &OwnedFd, message: &[u8]) {
     let _ = send(device, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
-fn tell_network(device: &OwnedFd) {
-    match host_network::read() {
-        Ok(network) => tell(device, &encode_network(&network)),
-        Err(error) => log::warn!("the resolver cannot read the host's network: {error}"),
+fn tell_network(device: &OwnedFd, host: Option<&HostView>) {
+    match host.map(|host| host.files.read()) {
+        None => {}
+        Some(Ok(network)) => tell(device, &encode_network(&network)),
+        Some(Err(error)) => log::warn!("the resolver cannot read the host's network: {error}"),
     }
 }
 

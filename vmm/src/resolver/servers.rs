@@ -1,6 +1,7 @@
 //! The servers of a host, and their file.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -41,7 +42,10 @@ impl ServersFile {
     }
 
     /// The servers. Without a file, one on this host (resolv.conf(5)).
-    pub fn now(&mut self) -> Servers {
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn now(&mut self) -> io::Result<Servers> {
         let id = fs::metadata(&self.path).ok().map(|found| {
             use std::os::unix::fs::MetadataExt;
             (found.dev(), found.ino(), found.len(), found.modified().ok())
@@ -49,12 +53,15 @@ impl ServersFile {
         if let (Some(id), Some((known, servers))) = (id, &self.read)
             && id == *known
         {
-            return servers.clone();
+            return Ok(servers.clone());
         }
-        let text = fs::read_to_string(&self.path).unwrap_or_default();
+        let text = match fs::read_to_string(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            read => read?,
+        };
         let servers = parse(&text, self.port);
         self.read = id.map(|id| (id, servers.clone()));
-        servers
+        Ok(servers)
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use volt_policy::{Ask, HostNetwork, Name};
 
 use super::protocol::{FromResolver, LONGEST, decode, encode};
-use super::serve::serve;
+use super::serve::{HostView, serve};
 use super::servers::ServersFile;
 use crate::testing::ScratchDir;
 
@@ -30,7 +30,7 @@ impl Running {
         std::fs::write(&file, list(servers)).unwrap();
         let (device, far) = super::socket().unwrap();
         let servers = ServersFile::at(&file, port);
-        let thread = thread::spawn(move || serve(&far, servers));
+        let thread = thread::spawn(move || serve(&far, Some(&HostView::open().unwrap()), servers));
         let running = Self { device, file, thread, _dir: dir };
         let first = running.receive();
         let FromResolver::HostNetwork(network) = decode(&first).unwrap() else { panic!("{first:?}") };

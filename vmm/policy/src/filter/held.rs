@@ -115,7 +115,13 @@ impl Filter {
             return Outcome::Stop(Cause::Unknown, None);
         };
         if segment.flags.syn {
-            hold.far_opens(segment.sequence);
+            return match hold.far_opens(segment) {
+                true => Outcome::Pass,
+                false => Outcome::Stop(Cause::Unknown, None),
+            };
+        }
+        if segment.flags.rst {
+            // The guest judges its number.
             return Outcome::Pass;
         }
         let Some(payload) = bytes.get(packet.payload.0..packet.payload.1) else {
@@ -147,11 +153,12 @@ impl Filter {
             Route::Held(_) if flags.syn && payload > 0 => {
                 Outcome::Stop(Cause::Malformed(Malformed::Early), None)
             }
+            Route::Held(_) if flags.syn && (flags.ack || flags.fin || flags.rst) => {
+                Outcome::Stop(Cause::Unknown, None)
+            }
             Route::Held(hold) if flags.syn => {
-                if let Some(segment) = segment {
-                    hold.restart(segment.sequence.wrapping_add(1));
-                }
-                Outcome::Pass
+                let restarts = segment.is_some_and(|segment| hold.restart(segment.sequence.wrapping_add(1)));
+                if restarts { Outcome::Pass } else { Outcome::Stop(Cause::Unknown, None) }
             }
             // An acknowledgement alone, or a reset.
             Route::Held(_) if flags.rst || payload == 0 && !flags.fin && !flags.urg => Outcome::Pass,

@@ -147,22 +147,30 @@ impl Filter {
         }
     }
 
-    /// Takes another policy. Connections that it denies end.
-    pub fn change(&mut self, judge: Arc<Judge>, now: Instant) {
+    /// Takes another policy. Connections that it denies end. Returns the guest's and the far end of those that
+    /// the device relays.
+    pub fn change(&mut self, judge: Arc<Judge>, now: Instant) -> Vec<((IpAddr, u16), (IpAddr, u16))> {
         self.judge = judge;
         let Self { judge, connections, pins, .. } = self;
-        connections.retain(|ends, route, name| {
+        let ended = connections.retain(|ends, route, name| {
             // A pin holds as long as its connection.
             let names = pins.names(ends.far.0, now, || true);
             match (judge.gate(ends.protocol, ends.far, &names), route) {
-                (Gate::Open, Route::Direct | Route::Held(_)) => true,
+                (Gate::Open, _) => true,
                 // Whichever name it began with is known, or is judged by the new rules.
-                (Gate::Named, Route::Direct) => name.is_some() && judge.named(ends.far, name).is_allow(),
+                (Gate::Named, Route::Direct) => {
+                    name.is_some_and(|name| judge.named(ends.far, name).is_allow())
+                }
                 (Gate::Named, Route::Held(_) | Route::Relayed) => true,
-                (Gate::Open, Route::Relayed) => true,
                 (Gate::Closed(_), _) => false,
             }
         });
+        ended.into_iter().map(|ends| (ends.guest, ends.far)).collect()
+    }
+
+    /// Forgets a connection that the device relayed.
+    pub fn forget(&mut self, guest: (IpAddr, u16), far: (IpAddr, u16)) {
+        self.connections.remove(&Ends { protocol: Protocol::Tcp, guest, far });
     }
 
     /// Forgets all connections, and has another hardware address.
@@ -214,8 +222,8 @@ impl Filter {
 
     /// The pins, for a snapshot.
     #[must_use]
-    pub fn save_pins(&self) -> Vec<SavedPin> {
-        self.pins.save()
+    pub fn save_pins(&self, now: Instant) -> Vec<SavedPin> {
+        self.pins.save(now, |address| self.connections.lead_to(address, now))
     }
 
     /// Takes the pins of a snapshot in place of all others, for a minute. Returns their names, which have to
@@ -251,7 +259,7 @@ impl Filter {
             Err(why) => return drop_of(why),
         };
         let packet = match &frame.content {
-            Content::Packet(packet) if offload.fits(packet) => packet,
+            Content::Packet(packet) if offload.fits(packet, len) => packet,
             Content::Packet(_) => return drop_of(Malformed::Offload),
             _ if !offload.is_none() => return drop_of(Malformed::Offload),
             Content::Arp(arp) if len <= LONGEST_ARP && self.is_own_arp(arp) => return Outcome::Pass,
@@ -309,7 +317,7 @@ impl Filter {
             None => {}
         }
         let opens = segment.is_some_and(|segment| segment.flags.syn && !segment.flags.ack);
-        if !opens || !self.interface.forwarded.contains(&ends.guest.1) {
+        if !opens || !self.interface.forwarded.contains(&ends.guest.1) || self.connections.has(&ends) {
             return Outcome::Stop(Cause::Unknown, None);
         }
         match self.connections.begin(ends, Side::Far, Route::Direct, now) {
@@ -337,7 +345,7 @@ impl Filter {
             return Outcome::Stop(cause, reply::to_denied(frame, packet, head));
         }
         let connections = &self.connections;
-        let names = self.pins.names(ends.far.0, now, || connections.lead_to(ends.far.0));
+        let names = self.pins.names(ends.far.0, now, || connections.lead_to(ends.far.0, now));
         let gate = self.judge.gate(ends.protocol, ends.far, &names);
         if let Gate::Closed(reason) = gate {
             let denied = Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason };
@@ -347,8 +355,14 @@ impl Filter {
             // The connection is from before a restore, or was forgotten. A reset ends it for the guest.
             return Outcome::Stop(Cause::Unknown, reply::to_denied(frame, packet, head));
         }
+        let backward = Ends { guest: ends.far, far: ends.guest, ..ends };
+        if self.connections.has(&backward) {
+            // Where the host leads it back, the guest would answer in the far side's place.
+            return drop_of(Malformed::Address);
+        }
         let (route, outcome) = match (gate, segment) {
             (Gate::Named, Some(_)) if payload > 0 => return drop_of(Malformed::Early),
+            (Gate::Named, Some(_)) if packet.has_multipath(head) => return drop_of(Malformed::Multipath),
             (Gate::Named, Some(_)) if ends.far.1 == HTTP => (Route::Relayed, Outcome::Take(Taken::Request)),
             (Gate::Named, Some(segment)) => {
                 let hold = Hold::new(segment.sequence.wrapping_add(1), &self.held);

@@ -505,6 +505,38 @@ fn guest_behind_a_tap_may_not_be_the_host_and_finds_its_neighbours() {
 }
 
 #[test]
+fn bytes_behind_a_packet_do_not_become_its_payload() {
+    let mut filter = filter("{}");
+    let there = Path::to(FAR);
+    let mut longer = there.tcp([5000, 443], "S");
+    longer.extend([7; 100]);
+    let offload = |segments| Offload { checksum: Some((34, 16)), segments };
+    for offload in [offload(Some(Version::V4)), offload(None)] {
+        let outcome = filter.outgoing(&longer, longer.len(), offload, Instant::now());
+        assert_eq!(outcome, drop_of(Malformed::Offload));
+    }
+    assert_eq!(out(&mut filter, &longer), Outcome::Pass, "padding");
+}
+
+#[test]
+fn guest_does_not_answer_in_the_place_of_a_far_side() {
+    let mut filter = filter("{}");
+    filter.interface.addresses.clear();
+    let there = Path::between("198.18.0.1", FAR);
+    assert_eq!(out(&mut filter, &there.tcp([5000, 443], "S")), Outcome::Pass);
+    let forged = Path { macs: there.macs, ..there.back() };
+    assert_eq!(out(&mut filter, &forged.tcp([443, 5000], "S")), drop_of(Malformed::Address));
+}
+
+#[test]
+fn far_side_does_not_take_the_place_of_a_connection_by_a_forward() {
+    let mut filter = filter(r#"{"default":"deny","allow":["192.0.2.0/24"]}"#);
+    let there = Path::to(FAR);
+    assert_eq!(out(&mut filter, &there.tcp([80, 443], "S")), Outcome::Pass);
+    assert_eq!(stopped(&into(&mut filter, &there.back().tcp([443, 80], "S"))).0, "of no connection");
+}
+
+#[test]
 fn version_of_ip_that_the_host_does_not_route_is_rejected_at_once() {
     let silent = r#"{"denial":"drop"}"#;
     let mut filter = filter(silent);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use volt_policy::{
     Answered, Cause, Copied, Datagram, Filter, Host, Interface, Judge, Offload, Outcome, RequestHead,
-    SavedConnection, SavedPin, Taken, Verdict,
+    SavedConnection, SavedPin, Taken, Verdict, reset_for,
 };
 
 use super::NextTurn;
@@ -41,6 +41,7 @@ const MOST_UNSENT: usize = 256;
 /// MTU of an interface that tells its guest none, and of one behind passt.
 const DEFAULT_MTU: u16 = 1500;
 const PASST_MTU: u16 = 65_520;
+const LEAST_OF_V6: u16 = 1280;
 /// Shortest delay before work that needs no frame.
 const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 
@@ -77,7 +78,7 @@ impl Guard {
             filter: Filter::new(judge, interface(config, mac)),
             names: Names::new(&config.id),
             streams: NameStreams::new(mtu(config)),
-            relays: Relays::new(mtu(config)),
+            relays: Relays::new(mtu(config), far_mtu(config)),
             due: None,
             answers: VecDeque::new(),
             unsent: VecDeque::new(),
@@ -86,7 +87,11 @@ impl Guard {
 
     /// Takes another policy. Connections that it denies end.
     pub fn change(&mut self, judge: Arc<Judge>) {
-        self.filter.change(judge, Instant::now());
+        let now = Instant::now();
+        for (guest, far) in self.filter.change(judge, now) {
+            let reset = self.relays.end(guest, far, now);
+            self.unsent.extend(reset.map(own_frame));
+        }
     }
 
     /// Begins anew, as after a restore, with the hardware address that the guest knows.
@@ -117,7 +122,7 @@ impl Guard {
 
     /// The pins, for a snapshot.
     pub fn save_pins(&self) -> Vec<SavedPin> {
-        self.filter.save_pins()
+        self.filter.save_pins(Instant::now())
     }
 
     /// Takes the pins of a snapshot for a minute, in which their names are asked for again.
@@ -129,9 +134,8 @@ impl Guard {
     /// The fate of a frame of the guest. `head` has its first bytes, or all of `len`.
     pub fn outgoing(&mut self, head: &[u8], len: usize, offload: Offload) -> Passage {
         let now = Instant::now();
-        let outcome = self.filter.outgoing(head, len, offload, now);
         self.names.renew_some(now);
-        match outcome {
+        match self.filter.outgoing(head, len, offload, now) {
             Outcome::Pass => Passage::Passes,
             Outcome::Take(taken) => Passage::Takes(taken),
             Outcome::Stop(cause, answer) => {
@@ -157,18 +161,20 @@ impl Guard {
                 self.unsent.extend(held.to_far.into_iter().take(room));
             }
             Taken::Request => {
-                let checksum = checksum(offload.checksum.is_some());
-                let Self { relays, filter, denials, .. } = self;
-                if !relays.open(&copied.frame, checksum, now) {
-                    relays.receive_from_guest(
-                        &copied.frame,
-                        checksum,
-                        now,
-                        &mut judge_request(filter.judge(), denials),
-                    );
+                if !self.relay(&copied.frame, offload, now) {
+                    // The relay has given it up.
+                    self.answer(reset_for(&copied.frame));
                 }
             }
         }
+    }
+
+    /// Gives the relay a frame of the guest. Returns whether it has a use for it.
+    fn relay(&mut self, frame: &[u8], offload: Offload, now: Instant) -> bool {
+        let checksum = checksum(offload.checksum.is_some());
+        let Self { relays, filter, denials, .. } = self;
+        let judge = &mut judge_request(filter.judge(), denials);
+        relays.open(frame, checksum, now) || relays.receive_from_guest(frame, checksum, now, judge)
     }
 
     fn take_question(&mut self, frame: &[u8], offload: Offload, now: Instant) {
@@ -195,21 +201,22 @@ impl Guard {
         }
     }
 
-    /// Whether a frame for the guest passes. `frame` has all of it. Its checksum may be the guest's to trust.
-    pub fn passes_in(&mut self, frame: &[u8], is_trusted: bool) -> bool {
+    /// The fate of a frame for the guest, of which `frame` has all. Its checksum may be the guest's to trust. A
+    /// frame that the device takes needs nothing else.
+    pub fn incoming(&mut self, frame: &[u8], is_trusted: bool) -> Passage {
         let now = Instant::now();
         match self.filter.incoming(frame, frame.len(), now) {
-            Outcome::Pass => true,
-            Outcome::Take(_) => {
+            Outcome::Pass => Passage::Passes,
+            Outcome::Take(taken) => {
                 let Self { relays, filter, denials, .. } = self;
                 let judge = &mut judge_request(filter.judge(), denials);
                 relays.receive_from_far(frame, checksum(is_trusted), now, judge);
-                false
+                Passage::Takes(taken)
             }
             Outcome::Stop(cause, answer) => {
                 self.note(&cause, "to the guest");
                 self.answer(answer);
-                false
+                Passage::Drops
             }
         }
     }
@@ -251,6 +258,7 @@ impl Guard {
                         Asker::Device => {}
                     }
                 }
+                News::HostNetwork(network) if self.filter.judge().is_of_host(&network) => {}
                 News::HostNetwork(network) => {
                     let judge = self.filter.judge().with_host(&network);
                     self.change(Arc::new(judge));
@@ -369,6 +377,16 @@ fn checksum(is_trusted: bool) -> TcpChecksum {
 fn mtu(config: &NetConfig) -> u16 {
     let default = if matches!(config.backend, NetBackend::Passt { .. }) { PASST_MTU } else { DEFAULT_MTU };
     config.mtu.unwrap_or(default)
+}
+
+/// The same of packets that the device sends to far sides. It hears of no smaller one on the way, but passt's
+/// own sockets do; IPv6 promises this one.
+fn far_mtu(config: &NetConfig) -> u16 {
+    if matches!(config.backend, NetBackend::Passt { .. }) {
+        mtu(config)
+    } else {
+        mtu(config).min(LEAST_OF_V6)
+    }
 }
 
 /// The interface as the filter knows it. A guest behind a tap has addresses of its owner's choice.

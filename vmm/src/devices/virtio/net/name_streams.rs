@@ -101,7 +101,9 @@ impl NameStreams {
     pub fn answer(&mut self, number: u64, message: &[u8], now: Instant) {
         let Some(stream) = self.streams.iter_mut().find(|stream| stream.number == number) else { return };
         stream.waiting = stream.waiting.saturating_sub(1);
-        stream.until = now + IDLE;
+        if stream.unsent.is_empty() {
+            stream.until = now + IDLE;
+        }
         stream.unsent.extend((message.len() as u16).to_be_bytes()); // messages are shorter than 64 KiB
         stream.unsent.extend_from_slice(message);
         stream.send(now);
@@ -149,7 +151,8 @@ impl Stream {
     /// Takes whole questions off the stream.
     fn questions(&mut self, now: Instant) -> Vec<Vec<u8>> {
         let mut questions = Vec::new();
-        while self.waiting < MOST_QUESTIONS {
+        // A guest that takes no answers gets no more of them.
+        while self.waiting < MOST_QUESTIONS && self.unsent.is_empty() {
             let socket = self.end.socket_mut();
             let mut prefix = [0; PREFIX];
             if socket.peek_slice(&mut prefix) != Ok(PREFIX) {
@@ -308,6 +311,25 @@ mod tests {
         pair.ask(&[0; 5000]);
         pair.exchange();
         assert!(pair.guest.is_reset() && pair.questions.is_empty(), "too long");
+    }
+
+    #[test]
+    fn guest_that_takes_no_answers_asks_no_more_and_is_given_up() {
+        let mut pair = Pair::new();
+        for _ in 0..MOST_QUESTIONS {
+            pair.ask(b"again");
+        }
+        let number = pair.questions[0].0;
+        // More than the guest and both buffers have room for.
+        (0..MOST_QUESTIONS).for_each(|_| pair.streams.answer(number, &[7; 16_000], pair.now));
+        pair.exchange();
+        let asked = pair.questions.len();
+        (0..100).for_each(|_| pair.ask(b"again"));
+        assert_eq!(pair.questions.len(), asked);
+        assert!(pair.streams.streams[0].unsent.len() <= MOST_QUESTIONS * 16_002);
+        pair.now += IDLE;
+        pair.exchange();
+        assert!(pair.streams.streams.is_empty());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -20,6 +21,8 @@ use crate::error::report;
 use crate::paths;
 use crate::resolver::{self, FromResolver};
 
+/// Resolvers that this process has started.
+static STARTS: AtomicU64 = AtomicU64::new(0);
 /// Least time between two starts of a resolver.
 const BETWEEN_STARTS: Duration = Duration::from_secs(1);
 /// Messages of the resolver in one turn.
@@ -56,8 +59,8 @@ pub(super) struct Names {
     /// The end of a resolver's socket that asks.
     resolver: Option<OwnedFd>,
     started: Option<Instant>,
-    /// Resolvers that were started so far.
-    starts: u64,
+    /// The number of the resolver, which no other one of this process had.
+    number: u64,
     /// Names whose pins a restore brought, and whether they have addresses of IPv6.
     renewed: VecDeque<(Name, bool)>,
     log: LogLimit,
@@ -70,7 +73,7 @@ impl Names {
             desk: Desk::default(),
             resolver: None,
             started: None,
-            starts: 0,
+            number: 0,
             renewed: VecDeque::new(),
             log: LogLimit::new(),
         }
@@ -89,7 +92,7 @@ impl Names {
 
     /// The descriptor that is readable when there is news, and a number that no other one had.
     pub fn descriptor(&self) -> Option<(u64, BorrowedFd<'_>)> {
-        self.resolver.as_ref().map(|socket| (self.starts, socket.as_fd()))
+        self.resolver.as_ref().map(|socket| (self.number, socket.as_fd()))
     }
 
     /// Takes a message of the guest. Returns the answer, if there is one at once.
@@ -129,7 +132,7 @@ impl Names {
                 && !self.ask(&ask, now)
             {
                 // The pins hold for their time, and no longer.
-                self.clear();
+                self.renewed.clear();
             }
         }
     }
@@ -139,7 +142,10 @@ impl Names {
         if self.resolver.is_none() && self.started.is_none_or(|started| now >= started + BETWEEN_STARTS) {
             self.started = Some(now);
             match paths::start_resolver() {
-                Ok(socket) => (self.resolver, self.starts) = (Some(socket), self.starts + 1),
+                Ok(socket) => {
+                    self.number = STARTS.fetch_add(1, Ordering::Relaxed);
+                    self.resolver = Some(socket);
+                }
                 Err(error) => {
                     let (device, error) = (&self.device, report(&error));
                     self.log.warn(format_args!(
@@ -155,10 +161,9 @@ impl Names {
     /// Takes what the resolver has to tell.
     pub fn news(&mut self, judge: &Judge, work: &mut PolicyMetrics) -> Vec<News> {
         let mut news = Vec::new();
-        let mut bytes = vec![0; resolver::LONGEST + 4];
-        while news.len() < MOST_MESSAGES
-            && let Some(socket) = &self.resolver
-        {
+        let mut bytes = vec![0; resolver::LONGEST_MESSAGE];
+        for _ in 0..MOST_MESSAGES {
+            let Some(socket) = &self.resolver else { break };
             let len = match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => continue,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::backend;
 use super::backend::Backend;
 use super::backoff::Backoff;
-use super::guard::Guard;
+use super::guard::{Guard, Passage};
 use super::header;
 use super::header::Header;
 use super::pieces::Pieces;
@@ -170,11 +170,14 @@ impl Receiver {
                         }
                         let began = Instant::now();
                         match self.read(backend, &window, own.guard.is_some()) {
-                            Ok(read) if !self.passes(&read, own.guard.as_deref_mut()) => {
-                                self.drop_frame(began, io);
-                                false
-                            }
-                            Ok(read) => !self.deliver_read(&read, began, &mut window, io)?,
+                            Ok(read) => match self.passage(&read, own.guard.as_deref_mut()) {
+                                Passage::Passes => !self.deliver_read(&read, began, &mut window, io)?,
+                                Passage::Takes(_) => false,
+                                Passage::Drops => {
+                                    self.drop_frame(began, io);
+                                    false
+                                }
+                            },
                             Err(error) if error.kind() == ErrorKind::Interrupted => false,
                             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                                 self.backoff.succeeded();
@@ -226,12 +229,14 @@ impl Receiver {
         at
     }
 
-    /// Whether a guard lets a frame pass, if there is one.
-    fn passes(&self, read: &ReadFrame, guard: Option<&mut Guard>) -> bool {
+    /// The fate of a frame, which a guard decides if there is one.
+    fn passage(&self, read: &ReadFrame, guard: Option<&mut Guard>) -> Passage {
         let body = read.len.saturating_sub(header::LEN);
         // A longer frame than there is room for is cut, and dropped later.
         let frame = &self.spill[..body.min(self.spill.len())];
-        guard.is_none_or(|guard| guard.passes_in(frame, Header::from_bytes(read.header).is_checked()))
+        guard.map_or(Passage::Passes, |guard| {
+            guard.incoming(frame, Header::from_bytes(read.header).is_checked())
+        })
     }
 
     /// Reads a frame into the window and the spill memory, and its header apart. A frame that may not pass is

@@ -154,6 +154,7 @@ impl Transmitter {
         let guard = guard?;
         while let Some(Copied { header, frame }) = guard.next_unsent() {
             let (mut header, mut bytes) = (*header, frame.to_vec());
+            let len = bytes.len() as u64;
             let mut pieces = Pieces::default();
             pieces.push_own(&mut header);
             pieces.push_own(&mut bytes);
@@ -166,7 +167,8 @@ impl Transmitter {
                 }
                 Err(error) if backend::is_gone(&error) => return Some(TurnEnd::Gone(error)),
                 Err(_) => self.dropped += 1,
-                Ok(()) => {}
+                // A debt: the frames of the guest that come next wait.
+                Ok(()) => self.limiter.spend(len),
             }
             guard.sent();
         }

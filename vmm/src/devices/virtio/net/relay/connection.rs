@@ -74,9 +74,15 @@ pub(super) struct RelayedConnection {
 impl RelayedConnection {
     /// Begins a connection with a frame of the guest that has a SYN. Returns `None` if an address or a port
     /// of it is of no host.
-    pub fn new(bytes: &[u8], syn: &TcpFrame<'_>, mtu: u16, seed: u64, now: Instant) -> Option<Self> {
+    pub fn new(
+        bytes: &[u8],
+        syn: &TcpFrame<'_>,
+        (mtu, far_mtu): (u16, u16),
+        seed: u64,
+        now: Instant,
+    ) -> Option<Self> {
         let ends = EndPair { guest: syn.source, far: syn.target };
-        let mut far = TcpEnd::connecting(ends.guest, ends.far, FAR, mtu, seed, now)?;
+        let mut far = TcpEnd::connecting(ends.guest, ends.far, FAR, far_mtu, seed, now)?;
         far.socket_mut().set_timeout(Some(OPENING.into()));
         far.work(now);
         Some(Self {

@@ -47,7 +47,9 @@ const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 /// All relayed connections of one interface.
 #[derive(Debug)]
 pub(super) struct Relays {
+    /// Bytes of the longest packets to the guest and to the far side.
     mtu: u16,
+    far_mtu: u16,
     connections: Vec<RelayedConnection>,
     /// Resets for connections that there is no end for.
     resets: VecDeque<Vec<u8>>,
@@ -58,10 +60,19 @@ pub(super) struct Relays {
 }
 
 impl Relays {
-    /// Makes the relay of an interface whose packets have at most `mtu` bytes.
-    pub fn new(mtu: u16) -> Self {
+    /// Makes the relay of an interface whose packets have at most `mtu` bytes, and `far_mtu` those to the far
+    /// side.
+    pub fn new(mtu: u16, far_mtu: u16) -> Self {
         let (connections, resets) = (Vec::new(), VecDeque::new());
-        Self { mtu, connections, resets, next_to_guest: 0, next_to_far: 0, counts: RelayCounts::default() }
+        Self {
+            mtu,
+            far_mtu,
+            connections,
+            resets,
+            next_to_guest: 0,
+            next_to_far: 0,
+            counts: RelayCounts::default(),
+        }
     }
 
     /// Whether there is a connection between these ends.
@@ -94,7 +105,7 @@ impl Relays {
             self.connections.swap_remove(over);
         }
         let connection = match self.connections.len() {
-            0..MOST_CONNECTIONS => RelayedConnection::new(frame, &syn, self.mtu, seed(), now),
+            0..MOST_CONNECTIONS => RelayedConnection::new(frame, &syn, (self.mtu, self.far_mtu), seed(), now),
             _ => {
                 self.counts.refused += 1;
                 None
@@ -178,6 +189,12 @@ impl Relays {
         std::mem::take(&mut self.counts)
     }
 
+    /// Ends a connection. Returns the frame that tells the far side.
+    pub fn end(&mut self, guest: Endpoint, far: Endpoint, now: Instant) -> Option<Vec<u8>> {
+        let at = self.position(guest, far)?;
+        self.connections.swap_remove(at).end_far_side(now)
+    }
+
     /// Ends the connections of all far sides. Returns the frames that tell them.
     pub fn end_far_sides(&mut self, now: Instant) -> Vec<Vec<u8>> {
         self.connections.iter_mut().filter_map(|connection| connection.end_far_side(now)).collect()
@@ -185,7 +202,7 @@ impl Relays {
 
     /// Forgets all connections. No side is told.
     pub fn reset(&mut self) {
-        *self = Self { counts: self.counts, ..Self::new(self.mtu) };
+        *self = Self { counts: self.counts, ..Self::new(self.mtu, self.far_mtu) };
     }
 
     fn position(&self, guest: Endpoint, far: Endpoint) -> Option<usize> {

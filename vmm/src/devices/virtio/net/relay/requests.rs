@@ -162,7 +162,11 @@ impl RequestStream {
         }
         judge(&head, toward).map_err(Ending::Denied)?;
         // Cannot fail: there is room, and the bytes were just seen.
-        let _ = far.send_slice(&bytes[..len]);
+        let mut from = 0;
+        for line in head.left_out.iter().cloned().chain([len..len]) {
+            let _ = far.send_slice(&bytes[from..line.start]);
+            from = line.end;
+        }
         let _ = near.recv_slice(&mut bytes[..len]);
         (self.has_passed, self.read) = (true, 0);
         if head.upgrades {

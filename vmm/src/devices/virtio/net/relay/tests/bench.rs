@@ -141,7 +141,7 @@ impl Bench {
         let guest = Peer::new(connecting(ends, now));
         let server = Peer::new(TcpEnd::listening(ends.1, SIZES, 1500, 9, now).unwrap());
         Self {
-            relays: Relays::new(1500),
+            relays: Relays::new(1500, 1500),
             guest,
             server,
             ends,
