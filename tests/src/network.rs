@@ -293,3 +293,21 @@ fn open_tap(name: &str) -> io::Result<File> {
     let made = unsafe { libc::ioctl(driver.as_raw_fd(), libc::TUNSETIFF, &raw mut request) == 0 };
     if made { Ok(driver) } else { Err(io::Error::last_os_error()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cable_leads_to_the_network_beyond() {
+        let near = Network::with_a_way_out();
+        let (far, _cable) = near.beyond(&["192.0.2.77/24"]);
+        let listener = far.listen("192.0.2.77:80");
+        let mut stream = near.connect("192.0.2.77:80");
+        let mut other = listener.accept().expect("the connection waits").0;
+        stream.write_all(b"there").expect("write");
+        let mut bytes = [0; 5];
+        other.read_exact(&mut bytes).expect("read");
+        assert_eq!(&bytes, b"there");
+    }
+}

@@ -1,13 +1,15 @@
 //! A policy with rules by name, in VMs that run an image behind passt, and servers beyond the host.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::thread::{Scope, scope};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Scope, ScopedJoinHandle, scope};
+use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use volt_tests::needs;
-use volt_tests::streams::{Limited, await_ready};
+use volt_tests::streams::Limited;
 
 use super::network::{Net, Resolver};
 
@@ -40,24 +42,27 @@ fn tls(names: &[&str]) -> String {
     )
 }
 
-/// Accepts connections, and answers those whose first bytes are one of the messages. Returns the others.
+/// Accepts connections until the script has ended, and answers those that bring bytes. Returns what each
+/// brought.
 fn serve<'a>(
     scope: &'a Scope<'a, '_>,
     listener: TcpListener,
-    connections: usize,
-) -> std::thread::ScopedJoinHandle<'a, Vec<Vec<u8>>> {
+    has_ended: &'a AtomicBool,
+) -> ScopedJoinHandle<'a, Vec<Vec<u8>>> {
+    listener.set_nonblocking(true).unwrap();
     scope.spawn(move || {
         let mut got = Vec::new();
-        for _ in 0..connections {
-            await_ready("the guest connects", &listener);
-            let mut stream = listener.accept().unwrap().0;
+        while !has_ended.load(Ordering::SeqCst) {
+            let Ok((mut stream, _)) = listener.accept() else {
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            };
             stream.limit().unwrap();
             let mut bytes = vec![0; 4096];
             // A connection that the policy ends brings nothing.
             let len = stream.read(&mut bytes).unwrap_or(0);
             bytes.truncate(len);
             if len > 0 {
-                use std::io::Write;
                 stream.write_all(b"hello from the server\n").unwrap();
             }
             got.push(bytes);
@@ -86,10 +91,12 @@ fn guest_resolves_and_reaches_the_names_that_the_policy_allows_and_no_others() {
         tls(&names)
     );
     let options = ["--net", "user", "--default-deny", "--allow", "*.example.org:443"];
+    let has_ended = AtomicBool::new(false);
     let (outcome, got) = scope(|scope| {
         let _ends = resolver.serve(scope);
-        let served = serve(scope, listener, 2);
+        let served = serve(scope, listener, &has_ended);
         let outcome = net.script(&options, &script);
+        has_ended.store(true, Ordering::SeqCst);
         (outcome, served.join().unwrap())
     });
     let expected = [

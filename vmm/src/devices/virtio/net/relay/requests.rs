@@ -163,7 +163,7 @@ impl RequestStream {
         judge(&head, toward).map_err(Ending::Denied)?;
         // Cannot fail: there is room, and the bytes were just seen.
         let mut from = 0;
-        for line in head.left_out.iter().cloned().chain([len..len]) {
+        for line in head.left_out.iter().cloned().chain(std::iter::once(len..len)) {
             let _ = far.send_slice(&bytes[from..line.start]);
             from = line.end;
         }
