@@ -38,7 +38,13 @@ impl Resolver {
             let mut question = [0; 512];
             while let Ok((len @ 12.., from)) = self.socket.recv_from(&mut question) {
                 self.questions.fetch_add(1, Ordering::SeqCst);
-                // An answer, with the question and one record of its name, or none.
+                // An answer, with the question and one record of its name, or none. What follows the question
+                // stays out (EDNS).
+                let mut end = 12;
+                while question[end] != 0 {
+                    end += 1 + usize::from(question[end]);
+                }
+                let len = len.min(end + 5);
                 let is_of_ipv4 = question[..len].ends_with(&[0, 1, 0, 1]);
                 let head = [&question[..2], &[0x81, 0x80, 0, 1, 0, is_of_ipv4.into(), 0, 0, 0, 0]].concat();
                 let record = [&[0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4], &ANSWER[..]].concat();
