@@ -160,8 +160,8 @@ pub struct Judge {
     deny: Arc<List>,
     closed: Nets,
     ranges: Vec<Range>,
-    /// Whether the host routes IPv4 and IPv6.
-    routes: (bool, bool),
+    /// Whether the host routes IPv4 and IPv6. Absent if nothing is known of the host.
+    routes: Option<(bool, bool)>,
 }
 
 impl Judge {
@@ -170,14 +170,28 @@ impl Judge {
     /// # Errors
     /// As [`Policy::check`].
     pub fn new(policy: &Policy, of_host: impl IntoIterator<Item = IpNet>) -> Result<Self> {
+        let addresses = of_host.into_iter().collect();
+        let network = HostNetwork { addresses, routes_v4: true, routes_v6: true };
+        Ok(Self::without_host(policy)?.with_host(&network))
+    }
+
+    /// Makes a policy ready, but for the host: [`Self::with_host`] comes before the first verdict.
+    ///
+    /// # Errors
+    /// As [`Policy::check`].
+    pub fn without_host(policy: &Policy) -> Result<Self> {
         policy.check()?;
         let (allow, deny) = (List::new(&policy.allow, true), List::new(&policy.deny, false));
         let Policy { default, denial, ech, .. } = *policy;
         let (closed, ranges) = (Nets::default(), Vec::new());
-        let (allow, deny, routes) = (allow.into(), deny.into(), (true, true));
-        let rules = Self { default, denial, ech, allow, deny, closed, ranges, routes };
-        let addresses = of_host.into_iter().collect();
-        Ok(rules.with_host(&HostNetwork { addresses, routes_v4: true, routes_v6: true }))
+        let (allow, deny) = (allow.into(), deny.into());
+        Ok(Self { default, denial, ech, allow, deny, closed, ranges, routes: None })
+    }
+
+    /// Whether the network of the host is known.
+    #[must_use]
+    pub fn knows_host(&self) -> bool {
+        self.routes.is_some()
     }
 
     /// The same policy on a host with this network.
@@ -187,20 +201,22 @@ impl Judge {
         let ranges: Vec<_> = RANGES.into_iter().chain(of_host).collect();
         let mut closed = Nets::default();
         ranges.iter().enumerate().for_each(|(number, range)| closed.add(range.net, number));
-        Self { closed, ranges, routes: (network.routes_v4, network.routes_v6), ..self.clone() }
+        let routes = Some((network.routes_v4, network.routes_v6));
+        Self { closed, ranges, routes, ..self.clone() }
     }
 
     /// Whether this is the policy on a host with this network.
     #[must_use]
     pub fn is_of_host(&self, network: &HostNetwork) -> bool {
         let own = self.ranges.iter().filter(|range| range.kind == RangeKind::Host).map(|range| range.net);
-        own.eq(network.addresses.iter().copied()) && self.routes == (network.routes_v4, network.routes_v6)
+        own.eq(network.addresses.iter().copied())
+            && self.routes == Some((network.routes_v4, network.routes_v6))
     }
 
     /// Whether the host has a default route of an address's version of IP.
     #[must_use]
     pub fn is_routed(&self, address: IpAddr) -> bool {
-        if address.is_ipv4() { self.routes.0 } else { self.routes.1 }
+        self.routes.is_some_and(|(v4, v6)| if address.is_ipv4() { v4 } else { v6 })
     }
 
     /// Judges a packet to an address. `port` is that of the far side; ICMP has none. An address of IPv6 that

@@ -120,8 +120,12 @@ fn make(
         made.push((disk_name(&disk.id), block as _));
         step_done("  disk");
     }
-    let judge =
-        devices.policy.as_ref().filter(|_| !devices.networks.is_empty()).map(net::judge).transpose()?;
+    let judge = devices
+        .policy
+        .as_ref()
+        .filter(|_| !devices.networks.is_empty())
+        .map(net::judge_of_start)
+        .transpose()?;
     for network in &devices.networks {
         let mut net = Net::open(network)?;
         net.obey(network, judge.as_ref(), events);

@@ -32,12 +32,16 @@ use crate::config::devices::{NetBackend, NetConfig};
 use crate::config::network::Mac;
 use crate::config::user_network;
 use crate::counters::policy::{PolicyEvent, PolicyMetrics};
+use crate::error::report;
 use crate::events::Events;
+use crate::paths;
 
 /// Most answers that wait for buffers of the guest, and most frames that wait for room in the backend.
 const MOST_ANSWERS: usize = 64;
 const MOST_UNSENT: usize = 256;
 
+/// Least time between two looks at the network of the host, where the first one failed.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// MTU of an interface that tells its guest none, and of one behind passt.
 const DEFAULT_MTU: u16 = 1500;
 const PASST_MTU: u16 = 65_520;
@@ -59,6 +63,8 @@ pub(super) struct Guard {
     unsent: VecDeque<Copied>,
     denials: Denials,
     work: PolicyMetrics,
+    /// When the network of the host was looked for last.
+    looked_at_host: Option<Instant>,
 }
 
 /// The fate of a frame of the guest.
@@ -75,6 +81,7 @@ impl Guard {
         Self {
             denials: Denials::new(&config.id, events),
             work: PolicyMetrics::default(),
+            looked_at_host: None,
             filter: Filter::new(judge, interface(config, mac)),
             names: Names::new(&config.id),
             streams: NameStreams::new(mtu(config)),
@@ -131,9 +138,35 @@ impl Guard {
         self.names.renew(names);
     }
 
+    /// Reads the network of the host before the first verdict. Nothing passes without it.
+    fn knows_host(&mut self, now: Instant) -> bool {
+        if self.filter.judge().knows_host() {
+            return true;
+        }
+        if self.looked_at_host.is_some_and(|looked| now < looked + BETWEEN_LOOKS) {
+            return false;
+        }
+        self.looked_at_host = Some(now);
+        match paths::host_network() {
+            Ok(network) => {
+                let judge = self.filter.judge().with_host(&network);
+                self.change(Arc::new(judge));
+                true
+            }
+            Err(error) => {
+                let what = || "everything: the network of the host cannot be read".to_owned();
+                self.denials.tell(format_args!("nothing passes: {}: {}", what(), report(&error)), what);
+                false
+            }
+        }
+    }
+
     /// The fate of a frame of the guest. `head` has its first bytes, or all of `len`.
     pub fn outgoing(&mut self, head: &[u8], len: usize, offload: Offload) -> Passage {
         let now = Instant::now();
+        if !self.knows_host(now) {
+            return Passage::Drops;
+        }
         self.names.renew_some(now);
         match self.filter.outgoing(head, len, offload, now) {
             Outcome::Pass => Passage::Passes,
@@ -205,6 +238,9 @@ impl Guard {
     /// frame that the device takes needs nothing else.
     pub fn incoming(&mut self, frame: &[u8], is_trusted: bool) -> Passage {
         let now = Instant::now();
+        if !self.knows_host(now) {
+            return Passage::Drops;
+        }
         match self.filter.incoming(frame, frame.len(), now) {
             Outcome::Pass => Passage::Passes,
             Outcome::Take(taken) => {

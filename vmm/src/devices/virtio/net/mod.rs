@@ -179,10 +179,20 @@ impl From<NextTurn> for TurnEnd {
     }
 }
 
-/// Makes a policy ready for all interfaces of a VM. It closes the addresses of this host.
+/// Makes a policy ready for all interfaces of a VM. The network of this host is read at the first frame: a
+/// restore does not pay for that.
 ///
 /// # Errors
-/// The policy is refused, or the host's addresses cannot be listed.
+/// The policy is refused.
+pub(crate) fn judge_of_start(policy: &Policy) -> Result<Arc<Judge>> {
+    let judge = Judge::without_host(policy).map(Arc::new);
+    judge.map_err(|problem| Error::config("policy", problem.to_string()))
+}
+
+/// Makes a policy ready for all interfaces of a VM that runs. It closes the addresses of this host.
+///
+/// # Errors
+/// The policy is refused, or the network of this host cannot be read.
 pub(crate) fn judge(policy: &Policy) -> Result<Arc<Judge>> {
     check_policy(policy)?;
     let network = paths::host_network()
