@@ -65,7 +65,7 @@ fn policy(rules: usize) -> Policy {
     let rule = |number: usize| -> Rule {
         let text = match number {
             0 => "*.example.org:443".to_owned(),
-            _ if number % 2 == 0 => format!("*.n{number}.example:443"),
+            _ if number.is_multiple_of(2) => format!("*.n{number}.example:443"),
             _ => format!("198.{}.{}.0/24:443", 18 + number / 256 % 2, number % 256),
         };
         text.parse().expect("a rule")
