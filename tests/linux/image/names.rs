@@ -9,9 +9,11 @@ use std::time::Duration;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use volt_tests::needs;
-use volt_tests::streams::Limited;
+use volt_tests::streams::{Limited, await_ready};
+use volt_tests::wait_until;
 
 use super::network::{Net, Resolver};
+use super::runs::IMAGE;
 
 /// The address of all names, and another one.
 const FAR: &str = "192.0.2.77";
@@ -121,4 +123,87 @@ fn guest_resolves_and_reaches_the_names_that_the_policy_allows_and_no_others() {
         assert!(outcome.stderr.contains(words), "{words}: {}", outcome.stderr);
     }
     net.images.are_empty();
+}
+
+#[test]
+fn every_request_of_http_is_judged_by_its_host() {
+    needs!(kvm, linux, agent, network, passt);
+    let net = Net::new();
+    let (far, _cable) = net.network.beyond(&[&format!("{FAR}/24")]);
+    let resolver = Resolver::new(&net.network);
+    let listener = far.listen(&format!("{FAR}:80"));
+    // Each request is answered, and the connection stays open for another one.
+    let script = format!(
+        "busybox wget -q -T 20 -O- http://good.example.org/one
+        ask() {{ printf 'GET /%s HTTP/1.1\r\nHost: %s\r\n\r\n' $1 $2; }}
+        {{ ask two a.example.org; sleep 2; ask three evil.test; sleep 2; }} |
+            busybox timeout 20 busybox nc {FAR} 80 | busybox tail -n 1
+        {{ ask four evil.test; sleep 2; }} | busybox timeout 20 busybox nc {FAR} 80 | busybox head -n 1 |
+            busybox tr -d '\r'
+        echo end"
+    );
+    let options = ["--net", "user", "--default-deny", "--allow", "*.example.org:80"];
+    let has_ended = AtomicBool::new(false);
+    let (outcome, got) = scope(|scope| {
+        let _ends = resolver.serve(scope);
+        let served = scope.spawn(|| answer_requests(&listener, &has_ended));
+        let outcome = net.script(&options, &script);
+        has_ended.store(true, Ordering::SeqCst);
+        (outcome, served.join().unwrap())
+    });
+    let expected = "seen GET /one HTTP/1.1\nseen GET /two HTTP/1.1\nHTTP/1.1 403 Forbidden\nend\n";
+    assert_eq!(outcome.succeeded().stdout, expected, "{outcome:?}");
+    assert_eq!(got, ["GET /one HTTP/1.1", "GET /two HTTP/1.1"], "no byte of a denied request");
+    assert!(outcome.stderr.contains("a request to 192.0.2.77 port 80: no rule"), "{}", outcome.stderr);
+    net.images.are_empty();
+}
+
+/// Answers requests until the script has ended. Returns their first lines.
+fn answer_requests(listener: &TcpListener, has_ended: &AtomicBool) -> Vec<String> {
+    listener.set_nonblocking(true).unwrap();
+    let mut got = Vec::new();
+    while !has_ended.load(Ordering::SeqCst) {
+        let Ok((mut stream, _)) = listener.accept() else {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        stream.limit().unwrap();
+        let mut bytes = Vec::new();
+        let mut part = [0; 1024];
+        while let Ok(len @ 1..) = stream.read(&mut part) {
+            bytes.extend_from_slice(&part[..len]);
+            if bytes.ends_with(b"\r\n\r\n") {
+                let first = String::from_utf8_lossy(&bytes).lines().next().unwrap_or_default().to_owned();
+                let body = format!("seen {first}\n");
+                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+                stream.write_all((head + &body).as_bytes()).unwrap();
+                got.push(first);
+                bytes.clear();
+            }
+        }
+    }
+    got
+}
+
+#[test]
+fn connections_of_a_fork_s_child_are_reset_and_those_of_its_parent_go_on() {
+    needs!(kvm, linux, agent, network, passt);
+    let net = Net::new();
+    let (far, _cable) = net.network.beyond(&[&format!("{FAR}/24")]);
+    let listener = far.listen(&format!("{FAR}:90"));
+    let script = format!("busybox nc {FAR} 90 </dev/tty; echo ended; exec sleep 1000");
+    let options = ["run", "-dt", "--name", "parent", "--net", "user"];
+    net.run(&[&options[..], &[IMAGE, "sh", "-c", &script]].concat()).succeeded();
+    await_ready("the guest connects", &listener);
+    let mut stream = listener.accept().unwrap().0;
+    stream.limit().unwrap();
+    stream.write_all(b"hello\n").unwrap();
+    let logs = |name: &str| net.run(&["logs", name]).succeeded().stdout.replace('\r', "");
+    wait_until("the parent has what the server says", || logs("parent").contains("hello"));
+    net.run(&["fork", "parent", "--name", "child"]).succeeded();
+    wait_until("the child's connection ends", || logs("child").contains("ended"));
+    stream.write_all(b"more\n").unwrap();
+    wait_until("the parent's goes on", || logs("parent").contains("more"));
+    assert!(!logs("parent").contains("ended"));
+    net.run(&["rm", "-f", "parent", "child"]).succeeded();
 }
