@@ -171,6 +171,9 @@ static DEVICE: &[Rule] = &[
     call(SYS_sendmsg),
     call(SYS_accept4),
     call(SYS_shutdown),
+    // Ends for a passt that is started again.
+    only(SYS_socketpair, &[&[is(0, AF_UNIX as u32)]]),
+    call(SYS_pipe2),
 ];
 
 /// A disk's thread: reads and writes its files, directly or by an io_uring that does nothing else and was

@@ -16,6 +16,10 @@ const V6: &str = "/proc/self/net/if_inet6";
 /// net/ipv4/fib_trie.c and net/ipv6/route.c).
 const ROUTES_V4: &str = "/proc/self/net/route";
 const ROUTES_V6: &str = "/proc/self/net/ipv6_route";
+/// Bits of the widest network that is a host's own.
+const WIDEST: u8 = 8;
+/// `RTF_LOCAL` and `RTF_ANYCAST` (linux/ipv6_route.h).
+const LOCAL: u32 = 0x8000_0000 | 0x0010_0000;
 /// `RTF_REJECT` (linux/route.h).
 const REJECTS: u32 = 0x200;
 
@@ -76,6 +80,7 @@ fn text(file: &File) -> io::Result<String> {
 fn parse(trie: &str, table_v6: &str, routes_v4: &str, routes_v6: &str) -> HostNetwork {
     let mut all = v4(trie);
     all.extend(v6(table_v6));
+    all.extend(local_v6(routes_v6));
     all.retain(|net| !net.addr().is_loopback());
     all.sort_unstable();
     // Two tables of routes have each address.
@@ -90,6 +95,18 @@ fn of_v6(path: &str) -> io::Result<Option<File>> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         opened => opened.map(Some),
     }
+}
+
+/// The networks of IPv6 to which a table has routes that end at the host.
+fn local_v6(table: &str) -> Vec<IpNet> {
+    let net = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let flags = u32::from_str_radix(fields.get(8)?, 16).ok()?;
+        let address = Ipv6Addr::from_bits(u128::from_str_radix(fields.first()?, 16).ok()?);
+        let prefix = u8::from_str_radix(fields.get(1)?, 16).ok()?;
+        (flags & LOCAL != 0 && prefix >= WIDEST).then(|| IpNet::new(address.into(), prefix).ok())?
+    };
+    table.lines().filter_map(net).collect()
 }
 
 /// Whether a table has a route of IPv4 to everywhere: interface, target, gateway, flags, three numbers, mask.
@@ -118,7 +135,8 @@ fn v4(trie: &str) -> Vec<IpNet> {
             leaf = address.parse::<IpAddr>().ok();
         } else if let Some(prefix) = line.strip_suffix(" host LOCAL").and_then(|line| line.strip_prefix('/'))
         {
-            let prefix = prefix.parse().ok();
+            // A wider one is no network of the host: a proxy takes all packets by it (TPROXY).
+            let prefix = prefix.parse().ok().filter(|prefix| *prefix >= WIDEST);
             found.extend(leaf.zip(prefix).and_then(|(address, prefix)| IpNet::new(address, prefix).ok()));
         }
     }
@@ -156,6 +174,7 @@ Local:
 ";
         let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
         assert_eq!(v4(trie), nets(&["127.0.0.1/32", "192.0.2.21/32"]));
+        assert_eq!(v4("|-- 0.0.0.0\n/0 host LOCAL"), []);
         let any = "|-- 198.51.100.0\n/24 host LOCAL";
         assert_eq!(v4(any), nets(&["198.51.100.0/24"]));
     }
@@ -191,6 +210,9 @@ Local:
         ] {
             assert_eq!(has_default_v6(&line), has_default, "{line}");
         }
+        let own = line("30", &none, "80200001", "lo").replacen(&none, &"20010db8000000000000000000000000", 1);
+        assert_eq!(local_v6(&own), ["2001:db8::/48".parse::<IpNet>().unwrap()]);
+        assert!(local_v6(&line("00", via, "00000003", "eth0")).is_empty());
         assert!(!has_default_v4("") && !has_default_v6(""));
     }
 

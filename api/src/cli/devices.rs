@@ -158,6 +158,9 @@ impl DeviceArgs {
             name(&mut disk.id, "disk", devices.disks.len());
             devices.disks.push(disk);
         }
+        if policy.refuses_any() {
+            devices.policy = None;
+        }
         if let Some(policy) = policy.policy() {
             if devices.policy.is_some() {
                 let problem = "the file has one, and options name parts of another; give it in one place";

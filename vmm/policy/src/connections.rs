@@ -3,7 +3,7 @@
 //! Entries expire by looks at them. There is no timer: a full table looks at all of them, once a second at
 //! most.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -277,6 +277,12 @@ impl Connections {
         self.entries.iter().any(|(ends, entry)| {
             ends.far.0 == address && !entry.is_inbound && now < entry.expires && !entry.is_over()
         })
+    }
+
+    /// The addresses to which connections lead that the guest began.
+    pub fn far_addresses(&self, now: Instant) -> HashSet<IpAddr> {
+        let leads = |entry: &Connection| !entry.is_inbound && now < entry.expires && !entry.is_over();
+        self.entries.iter().filter(|(_, entry)| leads(entry)).map(|(ends, _)| ends.far.0).collect()
     }
 
     /// Removes the connections that the guest began and that `is_allowed` refuses, by their ends, their

@@ -109,7 +109,8 @@ enum Server {
     Silent,
     /// It has answered the guest's first segment.
     Opened {
-        /// Number of its next byte.
+        /// Numbers of its first byte and of its next one.
+        first: u32,
         next: u32,
         /// Its first bytes.
         bytes: Vec<u8>,
@@ -190,7 +191,8 @@ impl Hold {
     pub fn far_opens(&mut self, segment: &Segment) -> bool {
         let is_answer = segment.flags.ack && segment.acknowledged == self.base;
         if is_answer && matches!(self.server, Server::Silent) {
-            self.server = Server::Opened { next: segment.sequence.wrapping_add(1), bytes: Vec::new() };
+            let first = segment.sequence.wrapping_add(1);
+            self.server = Server::Opened { first, next: first, bytes: Vec::new() };
         }
         is_answer
     }
@@ -210,7 +212,7 @@ impl Hold {
         if segment.flags.urg {
             return Step::Refuse("it has urgent data, which a server could leave out");
         }
-        if matches!(self.server, Server::Silent) {
+        if !self.acknowledges_known(segment) {
             return Step::Keep;
         }
         if self.stage == Stage::Collects {
@@ -228,6 +230,31 @@ impl Hold {
             _ if !self.is_second && !matches!(self.server, Server::Known) => Step::Keep,
             _ => Step::Send(vec![copied.clone()]),
         }
+    }
+
+    /// Whether an empty segment of the guest passes: one at the end of what the far side may have. A far side
+    /// that keeps no state before the connection is open takes the number of its first segment from the guest,
+    /// within some bytes (`SYN` cookies).
+    pub fn passes_empty(&self, segment: &Segment) -> bool {
+        let ends = [self.base, self.sent_up_to(), self.sent_up_to().wrapping_add(1)];
+        ends.contains(&segment.sequence) && self.acknowledges_known(segment)
+    }
+
+    /// Whether a segment of the guest acknowledges no more than the far side has sent, and no less.
+    fn acknowledges_known(&self, segment: &Segment) -> bool {
+        match self.server {
+            Server::Silent => false,
+            Server::Opened { first, next, .. } => {
+                let acknowledged = segment.acknowledged;
+                segment.flags.ack && after(first, acknowledged) >= 0 && after(acknowledged, next) >= 0
+            }
+            Server::Known => true,
+        }
+    }
+
+    /// The name that was judged, if one was.
+    pub fn judged(&self) -> Option<Option<&Name>> {
+        self.name.as_ref().map(Option::as_ref)
     }
 
     /// Sends the copies again that a segment covers, at most as often as a guest would.
@@ -307,9 +334,12 @@ impl Hold {
     /// Takes a segment of the far side, with its payload.
     pub fn far(&mut self, segment: &Segment, payload: &[u8]) -> FarStep {
         let known = after(self.base, segment.acknowledged);
-        if matches!(self.server, Server::Silent)
-            || segment.flags.ack
-                && (known < 0 || after(segment.acknowledged, self.sent_up_to().wrapping_add(1)) < 0)
+        if matches!(self.server, Server::Silent) {
+            // A connection of before, of which the far side still has its half. The guest resets it.
+            return if payload.is_empty() { FarStep::Pass } else { FarStep::Drop };
+        }
+        if segment.flags.ack
+            && (known < 0 || after(segment.acknowledged, self.sent_up_to().wrapping_add(1)) < 0)
         {
             return FarStep::Refuse("its far side acknowledges what was not sent");
         }
@@ -340,7 +370,7 @@ impl Hold {
 
     /// Reads the first bytes of the far side, in order. Returns a step if the segment does not just pass.
     fn listen(&mut self, segment: &Segment, payload: &[u8]) -> Option<FarStep> {
-        let Server::Opened { next, bytes } = &mut self.server else { return None };
+        let Server::Opened { next, bytes, .. } = &mut self.server else { return None };
         if payload.is_empty() || self.is_second {
             return None;
         }

@@ -96,8 +96,9 @@ struct List {
     nets: Nets,
     /// Rules about any address.
     any: Vec<usize>,
-    /// Rules about any name: those about any address, about all of IPv4, and about all of IPv6 if they allow.
-    any_name: Vec<usize>,
+    /// Rules about questions for any name: those about any address, about all of IPv4, and about all of IPv6 if
+    /// they allow.
+    any_question: Vec<usize>,
     exact: HashMap<Name, Vec<usize>>,
     below: HashMap<Name, Vec<usize>>,
 }
@@ -110,13 +111,13 @@ impl List {
             match &rule.target {
                 Target::Any => {
                     list.any.push(number);
-                    list.any_name.push(number);
+                    list.any_question.push(number);
                 }
                 Target::Net(net) => {
                     list.nets.add(*net, number);
                     // A policy that denies IPv6 does not deny names.
                     if net.prefix_len() == 0 && (allows || matches!(net, IpNet::V4(_))) {
-                        list.any_name.push(number);
+                        list.any_question.push(number);
                     }
                 }
                 Target::Names(NamePattern::Exact(name)) => {
@@ -130,6 +131,14 @@ impl List {
         list
     }
 
+    fn any(&self) -> &[usize] {
+        &self.any
+    }
+
+    fn any_question(&self) -> &[usize] {
+        &self.any_question
+    }
+
     /// Whether a rule is about names.
     fn has_names(&self) -> bool {
         !self.exact.is_empty() || !self.below.is_empty()
@@ -140,10 +149,10 @@ impl List {
         self.nets.with(address).chain(self.any.iter().copied()).map(|number| &self.rules[number])
     }
 
-    /// The rules about a name, the narrowest first.
-    fn about_name(&self, name: &Name) -> impl Iterator<Item = &Rule> {
+    /// The rules about a name, the narrowest first, and then those of `others`.
+    fn about_name<'a>(&'a self, name: &Name, others: &'a [usize]) -> impl Iterator<Item = &'a Rule> {
         let below = name.with_parents().skip(1).filter_map(|above| self.below.get(above)).flatten();
-        let numbers = self.exact.get(name).into_iter().flatten().chain(below).chain(&self.any_name);
+        let numbers = self.exact.get(name).into_iter().flatten().chain(below).chain(others);
         numbers.map(|number| &self.rules[*number])
     }
 }
@@ -274,7 +283,7 @@ impl Judge {
     #[must_use]
     pub fn name(&self, protocol: Protocol, name: &Name, port: u16) -> Verdict {
         let is_about = |rule: &&Rule| rule.is_about(protocol, port);
-        self.by_name(name, is_about, is_about)
+        self.by_name(name, false, is_about, is_about)
     }
 
     /// Judges a question for a name: it is allowed if a connection to any port may be. A rule about port 53
@@ -285,7 +294,13 @@ impl Judge {
             true => rule.protocol.is_none(),
             false => rule.is_about(Protocol::Udp, DNS),
         };
-        self.by_name(name, |_| true, denies)
+        self.by_name(name, true, |_| true, denies)
+    }
+
+    /// Whether a rule is about names.
+    #[must_use]
+    pub fn has_names(&self) -> bool {
+        self.allow.has_names() || self.deny.has_names()
     }
 
     /// Judges a connection that begins, to an address that these names were resolved to. An allowing rule
@@ -335,13 +350,15 @@ impl Judge {
     fn by_name(
         &self,
         name: &Name,
+        is_question: bool,
         allows: impl FnMut(&&Rule) -> bool,
         denies: impl FnMut(&&Rule) -> bool,
     ) -> Verdict {
-        if let Some(rule) = self.allow.about_name(name).find(allows) {
+        let others = if is_question { List::any_question } else { List::any };
+        if let Some(rule) = self.allow.about_name(name, others(&self.allow)).find(allows) {
             return Verdict::Allow(Reason::Rule(rule.to_string()));
         }
-        match self.deny.about_name(name).find(denies) {
+        match self.deny.about_name(name, others(&self.deny)).find(denies) {
             Some(rule) => Verdict::Deny(Reason::Rule(rule.to_string())),
             None => self.by_default(),
         }
@@ -525,6 +542,7 @@ mod tests {
         let by_name = r#"{"deny":["0.0.0.0/0","::/0"],"allow":["example.org:443,5432","192.0.2.9"]}"#;
         let denied_name = r#"{"deny":["ads.test","old.test:22"]}"#;
         let opened = r#"{"default":"deny","allow":["example.org","10.1.0.0/16"]}"#;
+        let of_v4 = r#"{"default":"deny","allow":["0.0.0.0/0:22","example.org:5432"]}"#;
         let port = r#"{"default":"deny","allow":["tcp:10.1.2.3:5432","*.cdn.test"]}"#;
         let example = &["example.org"][..];
         let closed = |reason: &str| format!("closed: {reason}");
@@ -549,6 +567,10 @@ mod tests {
             (denied_name, Udp, "192.0.2.1", 443, &[], closed("it hides the name, and rules are about names")),
             ("{}", Udp, "192.0.2.1", 443, &[], "open".to_owned()),
             ("{}", Tcp, "192.0.2.1", 443, &[], "open".to_owned()),
+            // All of one version of IP is not the other one.
+            (of_v4, Tcp, "2001:db8::1", 22, &["other.test"], closed("no rule")),
+            (of_v4, Tcp, "2001:db8::1", 443, &["other.test"], closed("no rule")),
+            (of_v4, Tcp, "192.0.2.1", 22, &["other.test"], "open".to_owned()),
             // A name that leads into a closed range opens nothing, nor other ports of what a network opens.
             (port, Tcp, "10.1.2.3", 443, &["x.cdn.test"], closed("private address")),
             (port, Tcp, "10.1.2.3", 5432, &["x.cdn.test"], "open".to_owned()),

@@ -163,6 +163,8 @@ fn authority(text: &str) -> Read<(Host, u16)> {
             let (host, port) = text.split_once(':').unwrap_or((text, "80"));
             let host = match host.parse::<Ipv4Addr>() {
                 Ok(address) => Host::Address(address.into()),
+                // A server may take the dot for a part of another name.
+                Err(_) if host.ends_with('.') => return Err(wrong),
                 Err(_) => Host::Name(Name::parse(host).map_err(|_| wrong)?),
             };
             (host, Some(port))
@@ -274,6 +276,7 @@ mod tests {
             ("GET a.test HTTP/1.1\r\nHost: a.test\r\n\r\n", "no path"),
             ("GET / HTTP/1.1\r\nHost: a.test, b.test\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost: a.test/b.test\r\n\r\n", "no name"),
+            ("GET / HTTP/1.1\r\nHost: a.test.\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost: a.test:80:81\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost: a.test:+80\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost:\r\n\r\n", "no name"),

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::netlink::SocketAddrNetlink;
@@ -17,6 +17,8 @@ use crate::host_network::Files;
 
 /// Most questions at once. A device asks no more.
 const MOST_LOOKUPS: usize = 64;
+/// Time after which a device that took no news of the host's network is told again.
+const BETWEEN_NEWS: Duration = Duration::from_secs(1);
 /// Bytes of the longest question: a number, a type and a name.
 const LONGEST_ASK: usize = 4 + 2 + 256;
 /// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`
@@ -51,9 +53,9 @@ pub(crate) fn run(device: &OwnedFd, host: Option<&HostView>) {
 pub(super) fn serve(device: &OwnedFd, host: Option<&HostView>, mut servers: ServersFile) {
     let changes = host.map(|host| &host.changes);
     let mut lookups = Vec::<Lookup>::new();
-    tell_network(device, host);
+    let mut is_known = tell_network(device, host);
     loop {
-        let ready = wait(device, changes, &lookups);
+        let ready = wait(device, changes, &lookups, is_known);
         let Ok([device_ready, changes_ready, lookups_ready @ ..]) = ready.as_deref() else { return };
         let now = Instant::now();
         for (lookup, is_ready) in lookups.iter_mut().zip(lookups_ready) {
@@ -71,7 +73,10 @@ pub(super) fn serve(device: &OwnedFd, host: Option<&HostView>, mut servers: Serv
         lookups.retain(|lookup| !lookup.is_answered && !lookup.has_failed());
         if *changes_ready {
             drain(changes);
-            tell_network(device, host);
+            is_known = false;
+        }
+        if !is_known {
+            is_known = tell_network(device, host);
         }
         if *device_ready && !take_questions(device, &mut servers, &mut lookups, now) {
             return;
@@ -80,7 +85,12 @@ pub(super) fn serve(device: &OwnedFd, host: Option<&HostView>, mut servers: Serv
 }
 
 /// Waits. Returns whether the device, the changes and each lookup are ready.
-fn wait(device: &OwnedFd, changes: Option<&OwnedFd>, lookups: &[Lookup]) -> io::Result<Vec<bool>> {
+fn wait(
+    device: &OwnedFd,
+    changes: Option<&OwnedFd>,
+    lookups: &[Lookup],
+    is_known: bool,
+) -> io::Result<Vec<bool>> {
     let mut polled = vec![PollFd::new(device, PollFlags::IN)];
     // Without changes, the device stands in their place and is ignored.
     let changes_flags = if changes.is_some() { PollFlags::IN } else { PollFlags::empty() };
@@ -89,7 +99,8 @@ fn wait(device: &OwnedFd, changes: Option<&OwnedFd>, lookups: &[Lookup]) -> io::
         let (socket, flags) = lookup.waits_for().unwrap_or((device.as_fd(), PollFlags::empty()));
         polled.push(PollFd::from_borrowed_fd(socket, flags));
     }
-    let until = lookups.iter().filter_map(Lookup::until).min();
+    let again = (!is_known).then(|| Instant::now() + BETWEEN_NEWS);
+    let until = lookups.iter().filter_map(Lookup::until).chain(again).min();
     let timeout = until.map(|until| {
         let left = until.saturating_duration_since(Instant::now());
         Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }
@@ -136,16 +147,21 @@ fn take_questions(
     }
 }
 
-/// A device that does not take a message has too many of them. It gives up the question itself.
-fn tell(device: &OwnedFd, message: &[u8]) {
-    let _ = send(device, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+/// Returns whether the device has the message. One that does not take it has too many, and gives up a question
+/// itself.
+fn tell(device: &OwnedFd, message: &[u8]) -> bool {
+    send(device, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
 }
 
-fn tell_network(device: &OwnedFd, host: Option<&HostView>) {
+/// Returns whether the device knows it.
+fn tell_network(device: &OwnedFd, host: Option<&HostView>) -> bool {
     match host.map(|host| host.files.read()) {
-        None => {}
+        None => true,
         Some(Ok(network)) => tell(device, &encode_network(&network)),
-        Some(Err(error)) => log::warn!("the resolver cannot read the host's network: {error}"),
+        Some(Err(error)) => {
+            log::warn!("the resolver cannot read the host's network: {error}");
+            true
+        }
     }
 }
 

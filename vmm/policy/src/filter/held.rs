@@ -160,8 +160,14 @@ impl Filter {
                 let restarts = segment.is_some_and(|segment| hold.restart(segment.sequence.wrapping_add(1)));
                 if restarts { Outcome::Pass } else { Outcome::Stop(Cause::Unknown, None) }
             }
-            // An acknowledgement alone, or a reset.
-            Route::Held(_) if flags.rst || payload == 0 && !flags.fin && !flags.urg => Outcome::Pass,
+            Route::Held(_) if flags.rst => Outcome::Pass,
+            // An acknowledgement alone.
+            Route::Held(hold) if payload == 0 && !flags.fin && !flags.urg => {
+                match segment.is_some_and(|segment| hold.passes_empty(segment)) {
+                    true => Outcome::Pass,
+                    false => Outcome::Stop(Cause::Unknown, None),
+                }
+            }
             Route::Held(_) => Outcome::Take(Taken::Hello),
         }
     }

@@ -43,7 +43,10 @@ impl Filter {
     pub(super) fn may_send_from(&self, source: IpAddr) -> bool {
         match &self.interface.addresses[..] {
             [] => !self.judge.is_foreign(source),
-            own => own.iter().any(|net| net.contains(&source)) || is_link_local_v6(source),
+            own => {
+                let is_near = is_link_local_v6(source) && !self.judge.is_foreign(source);
+                own.iter().any(|net| net.contains(&source)) || is_near
+            }
         }
     }
 

@@ -161,7 +161,11 @@ impl Filter {
                 (Gate::Named, Route::Direct) => {
                     name.is_some_and(|name| judge.named(ends.far, name).is_allow())
                 }
-                (Gate::Named, Route::Held(_) | Route::Relayed) => true,
+                (Gate::Named, Route::Held(hold)) => {
+                    hold.judged().is_none_or(|name| judge.named(ends.far, name).is_allow())
+                }
+                // The relay knows the hosts.
+                (Gate::Named, Route::Relayed) => true,
                 (Gate::Closed(_), _) => false,
             }
         });
@@ -223,7 +227,8 @@ impl Filter {
     /// The pins, for a snapshot.
     #[must_use]
     pub fn save_pins(&self, now: Instant) -> Vec<SavedPin> {
-        self.pins.save(now, |address| self.connections.lead_to(address, now))
+        let used = self.connections.far_addresses(now);
+        self.pins.save(now, |address| used.contains(&address))
     }
 
     /// Takes the pins of a snapshot in place of all others, for a minute. Returns their names, which have to
@@ -336,6 +341,10 @@ impl Filter {
         let segment = segment(packet);
         let payload = packet.payload.1 - packet.payload.0;
         if let Some(route) = self.connections.follow(&ends, Side::Guest, segment, now) {
+            // A SYN may come again, and with other options.
+            if matches!(route, Route::Held(_)) && segment.is_some() && packet.has_multipath(head) {
+                return drop_of(Malformed::Multipath);
+            }
             return Self::on_route(route, segment, payload);
         }
         // Behind the host's own sockets, a packet without a route would be lost, and the guest would wait.

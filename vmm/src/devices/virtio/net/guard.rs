@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use volt_policy::{
-    Answered, Cause, Copied, Datagram, Filter, Host, Interface, Judge, Offload, Outcome, RequestHead,
-    SavedConnection, SavedPin, Taken, Verdict, reset_for,
+    Answered, Cause, Copied, Datagram, Filter, Host, Interface, Judge, MOST_CONNECTIONS, Offload, Outcome,
+    RequestHead, SavedConnection, SavedPin, Taken, Verdict, reset_for,
 };
 
 use super::NextTurn;
@@ -39,6 +39,8 @@ use crate::paths;
 /// Most answers that wait for buffers of the guest, and most frames that wait for room in the backend.
 const MOST_ANSWERS: usize = 64;
 const MOST_UNSENT: usize = 256;
+/// Most pins that a snapshot keeps.
+const MOST_PINS: usize = 1024;
 
 /// Least time between two looks at the network of the host, where the first one failed.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
@@ -63,6 +65,8 @@ pub(super) struct Guard {
     unsent: VecDeque<Copied>,
     denials: Denials,
     work: PolicyMetrics,
+    /// Pins of a snapshot, until the guest sends its first frame.
+    restored_pins: Vec<SavedPin>,
     /// When the network of the host was looked for last.
     looked_at_host: Option<Instant>,
 }
@@ -81,6 +85,7 @@ impl Guard {
         Self {
             denials: Denials::new(&config.id, events),
             work: PolicyMetrics::default(),
+            restored_pins: Vec::new(),
             looked_at_host: None,
             filter: Filter::new(judge, interface(config, mac)),
             names: Names::new(&config.id),
@@ -99,6 +104,10 @@ impl Guard {
             let reset = self.relays.end(guest, far, now);
             self.unsent.extend(reset.map(own_frame));
         }
+        let Self { relays, filter, denials, .. } = self;
+        let resets = relays.end_denied(now, &mut judge_request(filter.judge(), denials));
+        self.unsent.extend(resets.into_iter().map(own_frame));
+        self.forget_ended();
     }
 
     /// Begins anew, as after a restore, with the hardware address that the guest knows.
@@ -124,18 +133,38 @@ impl Guard {
         to_far.extend(self.relays.end_far_sides(Instant::now()));
         self.begin_anew(mac);
         self.unsent.extend(to_far.into_iter().map(own_frame));
+        let saved = &saved[..saved.len().min(MOST_CONNECTIONS)];
         self.answers.extend(router.iter().flat_map(|router| self.filter.resets_to_guest(saved, *router)));
     }
 
     /// The pins, for a snapshot.
     pub fn save_pins(&self) -> Vec<SavedPin> {
-        self.filter.save_pins(Instant::now())
+        if !self.restored_pins.is_empty() {
+            return self.restored_pins.clone();
+        }
+        // Without rules about names they mean nothing.
+        let mut pins = match self.filter.judge().has_names() {
+            true => self.filter.save_pins(Instant::now()),
+            false => Vec::new(),
+        };
+        pins.truncate(MOST_PINS);
+        pins
     }
 
-    /// Takes the pins of a snapshot for a minute, in which their names are asked for again.
+    /// Takes the pins of a snapshot for a minute from the guest's first frame on, in which their names are asked
+    /// for again.
     pub fn restore_pins(&mut self, saved: &[SavedPin]) {
-        let names = self.filter.restore_pins(saved, Instant::now());
-        self.names.renew(names);
+        self.restored_pins = saved.iter().take(MOST_PINS).cloned().collect();
+    }
+
+    /// Uses the pins of a snapshot, and asks for their names.
+    fn use_restored_pins(&mut self, now: Instant) {
+        if !self.restored_pins.is_empty() {
+            let saved = std::mem::take(&mut self.restored_pins);
+            let names = self.filter.restore_pins(&saved, now);
+            self.names.renew(names);
+        }
+        self.names.renew_some(self.filter.judge(), now);
     }
 
     /// Reads the network of the host before the first verdict. Nothing passes without it.
@@ -167,7 +196,7 @@ impl Guard {
         if !self.knows_host(now) {
             return Passage::Drops;
         }
-        self.names.renew_some(now);
+        self.use_restored_pins(now);
         match self.filter.outgoing(head, len, offload, now) {
             Outcome::Pass => Passage::Passes,
             Outcome::Take(taken) => Passage::Takes(taken),
@@ -194,12 +223,30 @@ impl Guard {
                 self.unsent.extend(held.to_far.into_iter().take(room));
             }
             Taken::Request => {
-                if !self.relay(&copied.frame, offload, now) {
+                let is_known = self.relay(&copied.frame, offload, now);
+                self.forget_ended();
+                if !is_known {
                     // The relay has given it up.
                     self.answer(reset_for(&copied.frame));
                 }
             }
         }
+    }
+
+    /// Forgets the connections that the relay has ended.
+    fn forget_ended(&mut self) {
+        for (guest, far) in self.relays.take_ended() {
+            self.filter.forget(guest, far);
+        }
+    }
+
+    /// Gives the relay a frame of a far side.
+    fn relay_back(&mut self, frame: &[u8], is_trusted: bool, now: Instant) {
+        let Self { relays, filter, denials, .. } = self;
+        let mut judge = judge_request(filter.judge(), denials);
+        relays.receive_from_far(frame, checksum(is_trusted), now, &mut judge);
+        drop(judge);
+        self.forget_ended();
     }
 
     /// Gives the relay a frame of the guest. Returns whether it has a use for it.
@@ -212,8 +259,12 @@ impl Guard {
 
     fn take_question(&mut self, frame: &[u8], offload: Offload, now: Instant) {
         let Some((datagram, message)) = Datagram::parse(frame) else {
-            let questions = self.streams.receive(frame, checksum(offload.checksum.is_some()), now);
-            return self.take_questions(questions, now);
+            match self.streams.receive(frame, checksum(offload.checksum.is_some()), now) {
+                Some(questions) => self.take_questions(questions, now),
+                // Of before a restore.
+                None => self.answer(reset_for(frame)),
+            }
+            return;
         };
         let judge = Arc::clone(self.filter.judge());
         let asker = Asker::Datagram(Box::new(datagram.clone()));
@@ -244,9 +295,7 @@ impl Guard {
         match self.filter.incoming(frame, frame.len(), now) {
             Outcome::Pass => Passage::Passes,
             Outcome::Take(taken) => {
-                let Self { relays, filter, denials, .. } = self;
-                let judge = &mut judge_request(filter.judge(), denials);
-                relays.receive_from_far(frame, checksum(is_trusted), now, judge);
+                self.relay_back(frame, is_trusted, now);
                 Passage::Takes(taken)
             }
             Outcome::Stop(cause, answer) => {
@@ -264,6 +313,7 @@ impl Guard {
             self.take_questions(questions, now);
             let Self { relays, filter, denials, .. } = self;
             relays.work(now, &mut judge_request(filter.judge(), denials));
+            self.forget_ended();
         }
     }
 

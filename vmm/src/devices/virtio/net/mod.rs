@@ -92,6 +92,8 @@ const OPERATIONS: &[OperationKind] = &[
 /// Time before a backend that has ended is connected anew. It doubles with each failure, up to a minute.
 const RESTART: Duration = Duration::from_secs(1);
 const MOST_DOUBLINGS: u32 = 6;
+/// Life after which it is a new beginning.
+const LONG_LIFE: Duration = Duration::from_secs(60);
 /// Numbers of the descriptors of the backend and of the resolver in the watch.
 const BACKEND: u64 = 0;
 const RESOLVER: u64 = 1;
@@ -117,6 +119,7 @@ pub struct Net {
     /// When one that has ended is connected anew, and how often that failed.
     restart_at: Option<Instant>,
     restarts: u32,
+    restarted: Option<Instant>,
     log: LogLimit,
     // Volatile.
     mac: Mac,
@@ -237,6 +240,7 @@ impl Net {
             connected: true,
             restart_at: None,
             restarts: 0,
+            restarted: None,
             log: LogLimit::new(),
             mac,
             mtu: config.mtu,
@@ -366,9 +370,12 @@ impl Net {
             TurnEnd::At(time) => NextTurn::At(time),
             TurnEnd::Again => NextTurn::Again,
             TurnEnd::Gone(error) => {
-                log::warn!("{}: the link is down: {}", self.name, report(&error));
+                self.log.warn(format_args!("{}: the link is down: {}", self.name, report(&error)));
                 self.connected = false;
-                self.restart_at = Some(Instant::now() + RESTART);
+                if self.restarted.is_none_or(|restarted| restarted.elapsed() > LONG_LIFE) {
+                    self.restarts = 0;
+                }
+                self.restart_at = Some(Instant::now() + RESTART * (1 << self.restarts.min(MOST_DOUBLINGS)));
                 self.show_link(io);
                 // Frames that waited for room in the backend are dropped now.
                 NextTurn::Again
@@ -387,7 +394,10 @@ impl Net {
             None => NextTurn::Wait,
             Some(Ok(())) => {
                 log::info!("{}: the link is up again", self.name);
-                (self.connected, self.restarts) = (true, 0);
+                self.connected = true;
+                // One that ends again soon waits longer for its next start.
+                self.restarts = self.restarts.saturating_add(1);
+                self.restarted = Some(Instant::now());
                 if let Some(guard) = &mut self.guard {
                     let (router, connections) = guard.save_connections();
                     guard.end_connections(self.mac, router, &connections);
@@ -558,6 +568,7 @@ impl Persist for Net {
             connected: _,
             restart_at: _,
             restarts: _,
+            restarted: _,
             log: _,
             mac,
             mtu,

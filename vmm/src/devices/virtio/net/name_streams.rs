@@ -57,12 +57,18 @@ impl NameStreams {
         self.streams.clear();
     }
 
-    /// Takes a frame of the guest. Returns the questions in it, with the number of their connection.
-    pub fn receive(&mut self, frame: &[u8], checksum: TcpChecksum, now: Instant) -> Vec<(u64, Vec<u8>)> {
+    /// Takes a frame of the guest. Returns the questions in it, with the number of their connection, or `None`
+    /// if it is of no connection.
+    pub fn receive(
+        &mut self,
+        frame: &[u8],
+        checksum: TcpChecksum,
+        now: Instant,
+    ) -> Option<Vec<(u64, Vec<u8>)>> {
         let Some(segment) =
             TcpFrame::parse(frame).filter(|segment| is_whole_segment(segment.packet, checksum))
         else {
-            return Vec::new();
+            return Some(Vec::new());
         };
         let of_ends = |stream: &Stream| (stream.guest, stream.far) == (segment.source, segment.target);
         let mut at = self.streams.iter().position(of_ends);
@@ -70,11 +76,11 @@ impl NameStreams {
             at.map(|at| self.streams.swap_remove(at));
             at = self.open(&segment, now);
         }
-        let Some(stream) = at.map(|at| &mut self.streams[at]) else { return Vec::new() };
+        let stream = at.map(|at| &mut self.streams[at])?;
         // Verified above.
         stream.end.receive(segment.packet, TcpChecksum::Trusted, now);
         let questions = stream.questions(now);
-        questions.into_iter().map(|question| (stream.number, question)).collect()
+        Some(questions.into_iter().map(|question| (stream.number, question)).collect())
     }
 
     /// Begins a connection. Returns its place.
@@ -234,7 +240,8 @@ mod tests {
                 let mut is_idle = true;
                 while let Some(packet) = self.guest.next_packet() {
                     let frame = frame_of(&packet, MACS, SERVER.0);
-                    self.questions.extend(self.streams.receive(&frame, TcpChecksum::Verified, self.now));
+                    let questions = self.streams.receive(&frame, TcpChecksum::Verified, self.now);
+                    self.questions.extend(questions.unwrap_or_default());
                     is_idle = false;
                 }
                 self.questions.extend(self.streams.work(self.now));

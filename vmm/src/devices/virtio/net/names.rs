@@ -124,11 +124,13 @@ impl Names {
     }
 
     /// Asks for names whose pins a restore brought, as long as few questions wait.
-    pub fn renew_some(&mut self, now: Instant) {
+    pub fn renew_some(&mut self, judge: &Judge, now: Instant) {
         while self.desk.waiting() < MOST_RENEWALS
             && let Some((name, is_v6)) = self.renewed.pop_front()
         {
-            if let Some(ask) = self.desk.ask_again(&name, is_v6, Asker::Device, now)
+            // The policy may be another one than that of the snapshot.
+            if judge.question(&name).is_allow()
+                && let Some(ask) = self.desk.ask_again(&name, is_v6, Asker::Device, now)
                 && !self.ask(&ask, now)
             {
                 // The pins hold for their time, and no longer.

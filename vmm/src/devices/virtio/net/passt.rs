@@ -73,19 +73,7 @@ impl Passt {
     /// start.
     pub fn start(options: &Options, mac: Mac) -> Result<Self> {
         check_ports(&options.forward)?;
-        let failed = |source| Error::host("start passt", source);
-        let (socket, child_socket) = UnixStream::pair().map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        let (stderr_pipe, child_stderr) = io::pipe().map_err(failed)?;
-        // Neither side may block: the pipe is read only after passt has ended.
-        for end in [stderr_pipe.as_fd(), child_stderr.as_fd()] {
-            rustix::io::ioctl_fionbio(end, true).map_err(|source| failed(source.into()))?;
-        }
-        let child = spawn(options, child_socket.into(), child_stderr.into()).map_err(|source| {
-            let missing = source.kind() == ErrorKind::NotFound;
-            let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
-            Error::host(format!("start passt{advice}"), source)
-        })?;
+        let (child, socket, stderr_pipe) = connected(options)?;
         let mut passt = Self::with(options, child, socket, stderr_pipe);
         // Done before passt listens. If passt has ended already, its use shows that.
         let _ = passt.announce_mac(mac);
@@ -101,6 +89,18 @@ impl Passt {
     ) -> Self {
         let (options, inbox) = (options.clone(), vec![0; INBOX].into());
         Self { options, child, socket, stderr_pipe, inbox, filled: 0..0, outbox: Vec::new() }
+    }
+
+    /// Starts another process in place of the one that has ended.
+    fn replace(&mut self, mac: Mac) -> Result<()> {
+        check_ports(&self.options.forward)?;
+        let (child, socket, stderr_pipe) = connected(&self.options)?;
+        (self.child, self.socket, self.stderr_pipe) = (child, socket, stderr_pipe);
+        self.filled = 0..0;
+        self.outbox.clear();
+        // As at the start.
+        let _ = self.announce_mac(mac);
+        Ok(())
     }
 
     /// Shows passt the guest's address. Before that passt broadcasts, and TCP ignores broadcasts: a restored
@@ -187,10 +187,9 @@ impl Backend for Passt {
     }
 
     fn restart(&mut self, mac: Mac) -> Option<Result<()>> {
-        // It may hang: its ports are free once it has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        Some(Self::start(&self.options, mac).map(|passt| *self = passt))
+        // A confined thread ends no process. One that hangs ends with its socket.
+        let _ = self.child.try_wait();
+        Some(self.replace(mac))
     }
 
     fn receive(&mut self, mut into: Pieces<'_>) -> io::Result<usize> {
@@ -232,6 +231,27 @@ impl Backend for Passt {
     fn has_unsent(&self) -> bool {
         !self.outbox.is_empty()
     }
+}
+
+/// Starts a passt, with a socket to it and what it prints.
+///
+/// # Errors
+/// [`Error::Host`] if passt is missing or does not start.
+fn connected(options: &Options) -> Result<(Process, UnixStream, PipeReader)> {
+    let failed = |source| Error::host("start passt", source);
+    let (socket, child_socket) = UnixStream::pair().map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    let (stderr_pipe, child_stderr) = io::pipe().map_err(failed)?;
+    // Neither side may block: the pipe is read only after passt has ended.
+    for end in [stderr_pipe.as_fd(), child_stderr.as_fd()] {
+        rustix::io::ioctl_fionbio(end, true).map_err(|source| failed(source.into()))?;
+    }
+    let child = spawn(options, child_socket.into(), child_stderr.into()).map_err(|source| {
+        let missing = source.kind() == ErrorKind::NotFound;
+        let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
+        Error::host(format!("start passt{advice}"), source)
+    })?;
+    Ok((child, socket, stderr_pipe))
 }
 
 /// Returns a frame that shows nothing but its sender, with the ethertype for experiments.

@@ -172,12 +172,18 @@ impl RelayedConnection {
         self.far.next_packet().map(|packet| frame_of(&packet, self.macs, self.ends.far.0))
     }
 
+    /// Whether its last request is still allowed.
+    pub fn is_allowed(&self, judge: &mut HostJudge<'_>) -> bool {
+        self.requests.is_allowed(self.ends.far, judge)
+    }
+
     /// Resets the far side. Returns the frame that tells it.
     pub fn end_far_side(&mut self, now: Instant) -> Option<Vec<u8>> {
+        // Bytes of before are of no use, and may have the place of the reset.
+        while self.far.next_packet().is_some() {}
         self.far.socket_mut().abort();
         self.far.work(now);
-        // Bytes of before are of no use.
-        std::iter::from_fn(|| self.next_to_far()).last()
+        self.next_to_far()
     }
 
     /// When [`RelayedConnection::work`] has something to do without a frame. It may be `now`.

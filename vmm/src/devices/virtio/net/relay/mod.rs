@@ -57,6 +57,8 @@ pub(super) struct Relays {
     next_to_guest: usize,
     next_to_far: usize,
     counts: RelayCounts,
+    /// Ends of connections that are over, until their owner takes them.
+    ended: Vec<(Endpoint, Endpoint)>,
 }
 
 impl Relays {
@@ -72,6 +74,7 @@ impl Relays {
             next_to_guest: 0,
             next_to_far: 0,
             counts: RelayCounts::default(),
+            ended: Vec::new(),
         }
     }
 
@@ -162,14 +165,14 @@ impl Relays {
     /// Takes the next frame to the guest.
     pub fn next_to_guest(&mut self) -> Option<Vec<u8>> {
         let reset = self.resets.pop_front();
-        let Self { connections, next_to_guest, .. } = self;
-        reset.or_else(|| next_frame(connections, next_to_guest, RelayedConnection::next_to_guest))
+        let Self { connections, next_to_guest, ended, .. } = self;
+        reset.or_else(|| next_frame(connections, next_to_guest, ended, RelayedConnection::next_to_guest))
     }
 
     /// Takes the next frame to the far side.
     pub fn next_to_far(&mut self) -> Option<Vec<u8>> {
-        let Self { connections, next_to_far, .. } = self;
-        next_frame(connections, next_to_far, RelayedConnection::next_to_far)
+        let Self { connections, next_to_far, ended, .. } = self;
+        next_frame(connections, next_to_far, ended, RelayedConnection::next_to_far)
     }
 
     /// Whether a frame waits for the guest.
@@ -192,7 +195,31 @@ impl Relays {
     /// Ends a connection. Returns the frame that tells the far side.
     pub fn end(&mut self, guest: Endpoint, far: Endpoint, now: Instant) -> Option<Vec<u8>> {
         let at = self.position(guest, far)?;
-        self.connections.swap_remove(at).end_far_side(now)
+        self.remove(at).end_far_side(now)
+    }
+
+    /// Ends the connections whose last request is no longer allowed. Returns the frames that tell their far
+    /// sides.
+    pub fn end_denied(&mut self, now: Instant, judge: &mut HostJudge<'_>) -> Vec<Vec<u8>> {
+        let mut resets = Vec::new();
+        for at in (0..self.connections.len()).rev() {
+            if !self.connections[at].is_allowed(judge) {
+                resets.extend(self.remove(at).end_far_side(now));
+            }
+        }
+        resets
+    }
+
+    /// Takes the ends of the connections that are over, the guest's and the far one of each.
+    pub fn take_ended(&mut self) -> Vec<(Endpoint, Endpoint)> {
+        std::mem::take(&mut self.ended)
+    }
+
+    fn remove(&mut self, at: usize) -> RelayedConnection {
+        let connection = self.connections.swap_remove(at);
+        let EndPair { guest, far } = connection.ends();
+        self.ended.push((guest, far));
+        connection
     }
 
     /// Ends the connections of all far sides. Returns the frames that tell them.
@@ -214,7 +241,7 @@ impl Relays {
         let refusal = self.connections[at].work(now, seed, judge, &mut self.counts);
         self.reset_guest(refusal);
         if self.connections[at].is_done() {
-            self.connections.swap_remove(at);
+            self.remove(at);
         }
     }
 
@@ -228,6 +255,7 @@ impl Relays {
 fn next_frame(
     connections: &mut Vec<RelayedConnection>,
     next: &mut usize,
+    ended: &mut Vec<(Endpoint, Endpoint)>,
     take: impl Fn(&mut RelayedConnection) -> Option<Vec<u8>>,
 ) -> Option<Vec<u8>> {
     let len = connections.len();
@@ -235,7 +263,8 @@ fn next_frame(
         if let Some(frame) = take(&mut connections[at]) {
             *next = at + 1;
             if connections[at].is_done() {
-                connections.swap_remove(at);
+                let EndPair { guest, far } = connections.swap_remove(at).ends();
+                ended.push((guest, far));
             }
             return Some(frame);
         }

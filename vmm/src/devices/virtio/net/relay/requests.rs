@@ -62,6 +62,8 @@ pub(super) struct RequestStream {
     position: Position,
     upgrade: Upgrade,
     has_passed: bool,
+    /// The last request that passed.
+    last: Option<RequestHead>,
     /// When the first byte of a head came that is not whole yet.
     head_began: Option<Instant>,
     /// Bytes of this head that were read.
@@ -71,12 +73,17 @@ pub(super) struct RequestStream {
 impl RequestStream {
     pub fn new() -> Self {
         let (position, upgrade) = (Position::Head, Upgrade::No);
-        Self { position, upgrade, has_passed: false, head_began: None, read: 0 }
+        Self { position, upgrade, has_passed: false, last: None, head_began: None, read: 0 }
     }
 
     /// Whether the far side has got a request.
     pub fn has_passed(&self) -> bool {
         self.has_passed
+    }
+
+    /// Whether the last request that passed is still allowed.
+    pub fn is_allowed(&self, toward: Endpoint, judge: &mut HostJudge<'_>) -> bool {
+        self.last.as_ref().is_none_or(|head| judge(head, toward).is_ok())
     }
 
     /// Whether the next response of the far side answers an upgrade.
@@ -177,6 +184,7 @@ impl RequestStream {
             BodyLength::Bytes(len) => Position::Bytes(len),
             BodyLength::Chunked => Position::Chunks(ChunkPosition::START),
         };
+        self.last = Some(head);
         Ok(true)
     }
 
