@@ -1,4 +1,4 @@
-//! What a policy costs: a frame, a connection, a question for a name, a restore, and memory. See [`Options`].
+//! The cost of a policy: a frame, a connection, a question for a name, a restore, and memory. See [`Options`].
 //!
 //! The core of the policy works on frames in memory. Beside it stands the least that a frame costs anyway: its
 //! way through a socket, by two system calls, as between the device and passt.

@@ -210,7 +210,7 @@ Local:
         ] {
             assert_eq!(has_default_v6(&line), has_default, "{line}");
         }
-        let own = line("30", &none, "80200001", "lo").replacen(&none, &"20010db8000000000000000000000000", 1);
+        let own = line("30", &none, "80200001", "lo").replacen(&none, "20010db8000000000000000000000000", 1);
         assert_eq!(local_v6(&own), ["2001:db8::/48".parse::<IpNet>().unwrap()]);
         assert!(local_v6(&line("00", via, "00000003", "eth0")).is_empty());
         assert!(!has_default_v4("") && !has_default_v6(""));

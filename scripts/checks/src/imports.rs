@@ -19,7 +19,7 @@ const VMM: &Rooms = &[
     ("replay", "snapshot memory store LEAVES"),
     ("snapshot", "machine devices pager kvm memory store config LEAVES"),
     ("machine", "devices kvm memory config LEAVES"),
-    ("devices", "kvm memory config LEAVES"),
+    ("devices", "kvm memory config resolver LEAVES"),
     ("cpu", "kvm config error"),
     ("doctor", "kvm error"),
     ("pager", "memory counters error packets paths progress sandbox sockets sync threads"),

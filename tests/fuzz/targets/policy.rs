@@ -39,9 +39,18 @@ struct Input {
 #[derive(Debug, Arbitrary)]
 enum Act {
     /// Any frame of the guest or of the far side.
-    Raw { is_of_guest: bool, bytes: Vec<u8>, offload: u8 },
+    Raw {
+        is_of_guest: bool,
+        bytes: Vec<u8>,
+        offload: u8,
+    },
     /// A packet of IPv4 between the two.
-    Packet { is_of_guest: bool, far: u8, protocol: u8, content: Vec<u8> },
+    Packet {
+        is_of_guest: bool,
+        far: u8,
+        protocol: u8,
+        content: Vec<u8>,
+    },
     Segment(Segment),
     Pass(u16),
     Pin(u8),
@@ -181,7 +190,8 @@ fn check(frame: &[u8]) {
 }
 
 fuzz_target!(|input: Input| {
-    let is_whole = |hello: &[u8]| matches!(read_hello(hello), HelloStart::Whole(_, len) if len == hello.len());
+    let is_whole =
+        |hello: &[u8]| matches!(read_hello(hello), HelloStart::Whole(_, len) if len == hello.len());
     assert!(HELLOS.into_iter().all(is_whole));
     let addresses = if input.knows_addresses { vec![IpAddr::from(GUEST).into()] } else { Vec::new() };
     let interface = Interface { mac: MAC, addresses, is_routed: false, forwarded: vec![80] };

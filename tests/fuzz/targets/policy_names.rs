@@ -16,7 +16,10 @@ enum Input {
     /// Any message of a guest.
     Question(Vec<u8>),
     /// The answer to a good question, from a byte of it on.
-    Answer { at: u8, bytes: Vec<u8> },
+    Answer {
+        at: u8,
+        bytes: Vec<u8>,
+    },
     /// The first bytes of a stream, and one of their lengths.
     Hello(Vec<u8>, u16),
     Head(Vec<u8>, u16),

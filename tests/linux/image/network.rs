@@ -38,8 +38,8 @@ impl Resolver {
             let mut question = [0; 512];
             while let Ok((len @ 12.., from)) = self.socket.recv_from(&mut question) {
                 self.questions.fetch_add(1, Ordering::SeqCst);
-                // An answer, with the question and one record of its name, or none. What follows the question
-                // stays out (EDNS).
+                // An answer, with the question and one record of its name, or none. EDNS behind the question stays
+                // out.
                 let mut end = 12;
                 while question[end] != 0 {
                     end += 1 + usize::from(question[end]);

@@ -7,8 +7,8 @@
 //!            asks for another first message                      ──> a new hold, for the same name
 //! ```
 //!
-//! What the guest sends a second time could have another name in it. So the far side gets the judged copies
-//! alone until it has acknowledged them; it ignores what it has already.
+//! A segment that the guest sends a second time could have another name in it. Until the far side has
+//! acknowledged the judged copies, it gets these alone; it ignores bytes that it has already.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ pub const MOST_HELD: usize = 512 << 10;
 const MOST_FRAMES: usize = 16;
 /// Longest time from the first byte to the end of the message.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Least time between two times that copies are sent again: Linux waits as long (`TCP_RTO_MIN`).
+/// Least time between two times that copies are sent again: Linux waits as long (its least timeout for segments).
 const BETWEEN_RESENDS: Duration = Duration::from_millis(200);
 /// Bytes of a server's first record that tell a retry: the header of the record and of the message, the
 /// version, and what is random otherwise (RFC 8446, section 4.1.3).
@@ -64,7 +64,7 @@ struct Kept {
     to: u32,
 }
 
-/// What to do after a segment of the guest.
+/// The consequence of a segment of the guest.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Nothing is sent.
@@ -79,7 +79,7 @@ pub(crate) enum Step {
     Full,
 }
 
-/// What to do with a segment of the far side.
+/// The consequence of a segment of the far side.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FarStep {
     /// It passes.
@@ -102,7 +102,7 @@ enum Stage {
     Acknowledged,
 }
 
-/// What is known of the far side.
+/// Knowledge of the far side.
 #[derive(Debug)]
 enum Server {
     /// Nothing.

@@ -1,4 +1,4 @@
-//! What a policy has to know of the host's network.
+//! The host's network, as far as a policy has to know it.
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};

@@ -110,7 +110,7 @@ pub struct NetOverride {
     /// Its hardware address. A running guest does not read it again by itself.
     #[serde(default)]
     pub mac: Option<String>,
-    /// With a tap, the addresses or networks that the guest may have. None given: those of before.
+    /// With a tap, the addresses or networks that the guest may have. An empty list leaves those of before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub addresses: Vec<IpNet>,

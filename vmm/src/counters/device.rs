@@ -114,7 +114,7 @@ pub struct DeviceMetrics {
     pub connections_ended: u64,
     /// Work of the metadata service. Only a network device has one.
     pub metadata: MetadataMetrics,
-    /// What its policy did. Only a network device has one.
+    /// Acts of its policy. Only a network device has one.
     pub policy: PolicyMetrics,
 }
 

@@ -1,4 +1,4 @@
-//! What the policy of a network device did.
+//! Acts of the policy of a network device.
 
 use super::Counter;
 
@@ -60,7 +60,7 @@ impl PolicyEvent {
 #[derive(Debug, Default)]
 pub struct PolicyCounters([Counter; PolicyEvent::ALL.len()]);
 
-/// What the policy of a device did since the VM began.
+/// Acts of the policy of a device since the VM began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicyMetrics([u64; PolicyEvent::ALL.len()]);
 

@@ -25,7 +25,7 @@ const LONGEST_ASK: usize = 4 + 2 + 256;
 /// (linux/rtnetlink.h).
 const CHANGES: u32 = 0x10 | 0x100 | 0x40 | 0x400;
 
-/// What tells of the host's network. It is opened before a resolver is confined.
+/// A view of the host's network. It is opened before a resolver is confined.
 #[derive(Debug)]
 pub(crate) struct HostView {
     files: Files,

@@ -31,8 +31,8 @@ pub(super) fn of(networks: &mut [NetConfig]) -> Result<Option<Network>, Failure>
     }))
 }
 
-/// Closes the surroundings of the host, unless the user chose another policy or refuses any. Whoever gives a
-/// tap decides on its other side what the guest reaches.
+/// Closes the surroundings of the host, unless the user chose another policy or refuses any. The other side
+/// of a tap decides what the guest reaches.
 pub(super) fn close_surroundings(devices: &mut Devices, refuses_policy: bool) {
     let is_of_user = |network: &NetConfig| matches!(network.backend, NetBackend::Passt { .. });
     if !refuses_policy && !devices.networks.is_empty() && devices.networks.iter().all(is_of_user) {

@@ -44,7 +44,7 @@ pub enum Reply {
 /// An answer to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answered<W> {
-    /// Whoever asked.
+    /// The one that asked.
     pub asker: W,
     /// The message.
     pub message: Vec<u8>,

@@ -261,7 +261,7 @@ impl Guard {
         let Some((datagram, message)) = Datagram::parse(frame) else {
             match self.streams.receive(frame, checksum(offload.checksum.is_some()), now) {
                 Some(questions) => self.take_questions(questions, now),
-                // Of before a restore.
+                // It is from before a restore.
                 None => self.answer(reset_for(frame)),
             }
             return;

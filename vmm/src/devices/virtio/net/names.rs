@@ -30,7 +30,7 @@ const MOST_MESSAGES: usize = 64;
 /// Questions about pinned names at once, after a restore.
 const MOST_RENEWALS: usize = 16;
 
-/// Whoever asked.
+/// The one that asked.
 #[derive(Clone, Debug)]
 pub(super) enum Asker {
     /// A datagram of the guest.
