@@ -50,8 +50,8 @@ impl Segment {
     }
 }
 
-/// The first message of a client of TLS, with a server's name and a key as long as that of a browser (RFC 8446,
-/// section 4.1.2; RFC 6066, section 3).
+/// The first message of a client of TLS, with a server's name and a key as long as that of a browser (RFC
+/// 8446, section 4.1.2; RFC 6066, section 3).
 pub fn hello(name: &str) -> Vec<u8> {
     let vector = |len: usize, content: &[u8]| [&content.len().to_be_bytes()[8 - len..], content].concat();
     let extension = |kind: u8, content: &[u8]| [&[0, kind][..], &vector(2, content)].concat();

@@ -1,7 +1,8 @@
-//! The cost of a policy: a frame, a connection, a question for a name, a restore, and memory. See [`Options`].
+//! The cost of a policy: a frame, a connection, a question for a name, a restore, and memory. See
+//! [`Options`].
 //!
-//! The core of the policy works on frames in memory. Beside it stands the least that a frame costs anyway: its
-//! way through a socket, by two system calls, as between the device and passt.
+//! The core of the policy works on frames in memory. Beside it stands the least that a frame costs anyway:
+//! its way through a socket, by two system calls, as between the device and passt.
 
 mod frames;
 
@@ -254,10 +255,10 @@ fn run(options: &Options) -> Result<()> {
         circumstances("policy", &command_line::given(), load)
     ));
     document.say(&format!(
-        "Each number is the mean of a batch: {count} batches of {ACTS} acts or fewer. The first table has frames of \
-         an open connection, whose name was judged. A frame's way through a socket, by two system calls, is the \
-         least that it costs anyway; the guest, the host's network and passt come on top. Offloads give the \
-         device frames of up to 64 KiB.\n\n{frames}"
+        "Each number is the mean of a batch: {count} batches of {ACTS} acts or fewer. The first table has \
+         frames of an open connection, whose name was judged. A frame's way through a socket, by two system \
+         calls, is the least that it costs anyway; the guest, the host's network and passt come on top. \
+         Offloads give the device frames of up to 64 KiB.\n\n{frames}"
     ));
     document.say(&format!("Other acts:\n\n{others}"));
     document.say(&format!(

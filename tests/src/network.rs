@@ -55,8 +55,8 @@ impl Network {
         network
     }
 
-    /// Makes the network beyond that of [`Self::with_a_way_out`]: its host has `192.0.2.254`, `2001:db8::fe` and
-    /// these addresses, and a cable leads there as long as the second value lives.
+    /// Makes the network beyond that of [`Self::with_a_way_out`]: its host has `192.0.2.254`, `2001:db8::fe`
+    /// and these addresses, and a cable leads there as long as the second value lives.
     ///
     /// # Panics
     /// The host refuses.

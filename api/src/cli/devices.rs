@@ -90,10 +90,10 @@ pub(super) struct DeviceArgs {
     disks: Vec<DiskConfig>,
 
     /// Add a network interface: none, user, tap=NAME or tap=fd:N, then [,id=ID][,mac=ADDRESS][,mtu=BYTES]
-    /// [,address=NETWORK][,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT], and with
-    /// user [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1; repeatable). The VM of an image has its
-    /// addresses at once with user, and configures a tap itself. LIMIT is as for --disk. Repeatable
-    /// [default: none]
+    /// [,address=NETWORK][,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT]
+    /// [,transmit=LIMIT][,transmit-ops=LIMIT], and with user [,forward=HOSTPORT:GUESTPORT] (TCP, from
+    /// 127.0.0.1; repeatable). The VM of an image has its addresses at once with user, and configures a tap
+    /// itself. LIMIT is as for --disk. Repeatable [default: none]
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetArg>,
 

@@ -23,10 +23,10 @@ const FAR: [[u8; 4]; 3] = [[192, 0, 2, 1], [192, 0, 2, 2], [10, 0, 0, 1]];
 const PORTS: [u16; 5] = [443, 80, 53, 853, 5432];
 /// A first message of TLS for `www.example.org`, and one for `evil.test`.
 const HELLOS: [&[u8]; 2] = [
-    b"\x16\x03\x01\x00\x4d\x01\x00\x00\x49\x03\x03RRRRRRRRRRRRRRRRRRRRRRRRRRRRRRRR\x00\x00\x02\x13\x01\x01\x00\
-      \x00\x1e\x00\x2b\x00\x02\x03\x04\x00\x00\x00\x14\x00\x12\x00\x00\x0fwww.example.org",
-    b"\x16\x03\x01\x00\x47\x01\x00\x00\x43\x03\x03RRRRRRRRRRRRRRRRRRRRRRRRRRRRRRRR\x00\x00\x02\x13\x01\x01\x00\
-      \x00\x18\x00\x2b\x00\x02\x03\x04\x00\x00\x00\x0e\x00\x0c\x00\x00\x09evil.test",
+    b"\x16\x03\x01\x00\x4d\x01\x00\x00\x49\x03\x03RRRRRRRRRRRRRRRRRRRRRRRRRRRRRRRR\x00\x00\x02\x13\x01\x01\
+      \x00\x00\x1e\x00\x2b\x00\x02\x03\x04\x00\x00\x00\x14\x00\x12\x00\x00\x0fwww.example.org",
+    b"\x16\x03\x01\x00\x47\x01\x00\x00\x43\x03\x03RRRRRRRRRRRRRRRRRRRRRRRRRRRRRRRR\x00\x00\x02\x13\x01\x01\
+      \x00\x00\x18\x00\x2b\x00\x02\x03\x04\x00\x00\x00\x0e\x00\x0c\x00\x00\x09evil.test",
 ];
 
 #[derive(Debug, Arbitrary)]
@@ -176,8 +176,8 @@ impl Wire {
     }
 }
 
-/// Checks a copy that leaves: it is a reset, or one of a message whose first bytes name an allowed host, or data
-/// behind that.
+/// Checks a copy that leaves: it is a reset, or one of a message whose first bytes name an allowed host, or
+/// data behind that.
 fn check(frame: &[u8]) {
     let parsed = Frame::parse(frame, frame.len()).expect("a frame that was judged");
     let Content::Packet(packet) = parsed.content else { panic!("no packet leaves from a hold") };

@@ -24,7 +24,8 @@ pub const MOST_HELD: usize = 512 << 10;
 const MOST_FRAMES: usize = 16;
 /// Longest time from the first byte to the end of the message.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Least time between two times that copies are sent again: Linux waits as long (its least timeout for segments).
+/// Least time between two times that copies are sent again: Linux waits as long (its least timeout for
+/// segments).
 const BETWEEN_RESENDS: Duration = Duration::from_millis(200);
 /// Bytes of a server's first record that tell a retry: the header of the record and of the message, the
 /// version, and what is random otherwise (RFC 8446, section 4.1.3).
@@ -233,8 +234,8 @@ impl Hold {
     }
 
     /// Whether an empty segment of the guest passes: one at the end of what the far side may have. A far side
-    /// that keeps no state before the connection is open takes the number of its first segment from the guest,
-    /// within some bytes (`SYN` cookies).
+    /// that keeps no state before the connection is open takes the number of its first segment from the
+    /// guest, within some bytes (`SYN` cookies).
     pub fn passes_empty(&self, segment: &Segment) -> bool {
         let ends = [self.base, self.sent_up_to(), self.sent_up_to().wrapping_add(1)];
         ends.contains(&segment.sequence) && self.acknowledges_known(segment)

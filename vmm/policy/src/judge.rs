@@ -96,8 +96,8 @@ struct List {
     nets: Nets,
     /// Rules about any address.
     any: Vec<usize>,
-    /// Rules about questions for any name: those about any address, about all of IPv4, and about all of IPv6 if
-    /// they allow.
+    /// Rules about questions for any name: those about any address, about all of IPv4, and about all of IPv6
+    /// if they allow.
     any_question: Vec<usize>,
     exact: HashMap<Name, Vec<usize>>,
     below: HashMap<Name, Vec<usize>>,

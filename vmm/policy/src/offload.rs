@@ -34,8 +34,8 @@ impl Offload {
         *self == Self::default()
     }
 
-    /// Whether this is the packet's own checksum, and its own version, in a frame of `len` bytes. The host cuts
-    /// by the length of the frame, and may make a payload of bytes behind the packet.
+    /// Whether this is the packet's own checksum, and its own version, in a frame of `len` bytes. The host
+    /// cuts by the length of the frame, and may make a payload of bytes behind the packet.
     pub(crate) fn fits(&self, packet: &Packet, len: usize) -> bool {
         if !self.is_none() && packet.payload.1 != len {
             return false;

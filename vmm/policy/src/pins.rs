@@ -47,7 +47,8 @@ impl Pins {
 
     fn pin(&mut self, pin: Pin, address: IpAddr) {
         if self.by_address.len() >= MOST_ADDRESSES && !self.by_address.contains_key(&address) {
-            // The one that ends first gives way. A guest that asks for so many names has asked for it long ago.
+            // The one that ends first gives way. A guest that asks for so many names has asked for it long
+            // ago.
             let ends = |pins: &Vec<Pin>| pins.iter().map(|pin| pin.until).max();
             let first = self.by_address.iter().min_by_key(|(_, pins)| ends(pins));
             let first = first.map(|(address, _)| *address);

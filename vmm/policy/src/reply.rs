@@ -71,7 +71,8 @@ fn reset(frame: &Frame, packet: &Packet, segment: &Segment) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A reset from one end of a connection to the other one, which expects the byte with this number next. Returns
+/// A reset from one end of a connection to the other one, which expects the byte with this number next.
+/// Returns
 /// `None` if the ends have two versions of IP.
 #[must_use]
 pub fn lone_reset(

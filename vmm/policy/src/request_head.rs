@@ -30,8 +30,8 @@ pub struct RequestHead {
     pub body: BodyLength,
     /// Whether the client asks for WebSocket on this connection.
     pub upgrades: bool,
-    /// Lines of the head that go no further: they ask for other protocols, which would hide the hosts of later
-    /// requests (RFC 9110, section 7.8). They are in order.
+    /// Lines of the head that go no further: they ask for other protocols, which would hide the hosts of
+    /// later requests (RFC 9110, section 7.8). They are in order.
     pub left_out: Vec<Range<usize>>,
 }
 

@@ -195,8 +195,9 @@ pub struct NetConfig {
     /// another address than the guest has asked. A tap ignores it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dns_forward: bool,
-    /// With a tap, the addresses or networks that the guest may have, such as `172.16.0.2/32`. Under a policy,
-    /// frames with others are dropped. Without one given, any address passes that no other machine has.
+    /// With a tap, the addresses or networks that the guest may have, such as `172.16.0.2/32`. Under a
+    /// policy, frames with others are dropped. Without one given, any address passes that no other machine
+    /// has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub addresses: Vec<IpNet>,

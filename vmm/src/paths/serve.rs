@@ -310,8 +310,8 @@ fn as_file(message: &impl Serialize) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Forks a resolver. Returns the device's end of its socket. The process has no parent that waits for it: it is
-/// a child of one that ends at once.
+/// Forks a resolver. Returns the device's end of its socket. The process has no parent that waits for it: it
+/// is a child of one that ends at once.
 fn start_resolver(confine: fn()) -> io::Result<OwnedFd> {
     let (near, far) = resolver::socket()?;
     // SAFETY: this process has one thread, so no lock is held in the children. They make system calls until

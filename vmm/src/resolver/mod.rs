@@ -6,8 +6,8 @@
 //!          <──0, network of the host─────────── as it changes (netlink)
 //! ```
 //!
-//! It is a process of its own, beside the VM's, in the network namespace where volt-vmm was started. A library
-//! without such processes runs it as a thread. It ends when the device closes its socket.
+//! It is a process of its own, beside the VM's, in the network namespace where volt-vmm was started. A
+//! library without such processes runs it as a thread. It ends when the device closes its socket.
 
 mod lookup;
 mod protocol;

@@ -147,8 +147,8 @@ fn take_questions(
     }
 }
 
-/// Returns whether the device has the message. One that does not take it has too many, and gives up a question
-/// itself.
+/// Returns whether the device has the message. One that does not take it has too many, and gives up a
+/// question itself.
 fn tell(device: &OwnedFd, message: &[u8]) -> bool {
     send(device, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
 }

@@ -65,7 +65,8 @@ impl ServersFile {
     }
 }
 
-/// Reads the lines about servers and time. Other ones, such as searched domains, concern the guest's resolver.
+/// Reads the lines about servers and time. Other ones, such as searched domains, concern the guest's
+/// resolver.
 fn parse(text: &str, port: u16) -> Servers {
     let lines = text.lines().map(|line| line.split(['#', ';']).next().unwrap_or_default());
     let (mut addresses, mut patience) = (Vec::new(), PATIENCE);
@@ -111,9 +112,10 @@ mod tests {
 
     #[test]
     fn servers_and_time_are_read() {
-        let text = "# made by a tool\nsearch example.org\nnameserver 192.0.2.1 # first\n nameserver 2001:db8::1\n\
-                    nameserver nonsense\nnameserver fe80::1%lo\noptions edns0 timeout:2 rotate\n\
-                    nameserver 192.0.2.4\nnameserver 192.0.2.5\n;nameserver 192.0.2.6\n";
+        let text = "# made by a tool\nsearch example.org\nnameserver 192.0.2.1 # first\n \
+                    nameserver 2001:db8::1\nnameserver nonsense\nnameserver fe80::1%lo\n\
+                    options edns0 timeout:2 rotate\nnameserver 192.0.2.4\nnameserver 192.0.2.5\n\
+                    ;nameserver 192.0.2.6\n";
         let servers = parse(text, PORT);
         let found: Vec<_> = servers.addresses.iter().map(ToString::to_string).collect();
         assert_eq!(found, ["192.0.2.1:53", "[2001:db8::1]:53", "[fe80::1%1]:53"]);

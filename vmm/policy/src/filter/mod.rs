@@ -149,8 +149,8 @@ impl Filter {
         }
     }
 
-    /// Takes another policy. Connections that it denies end. Returns the guest's and the far end of those that
-    /// the device relays.
+    /// Takes another policy. Connections that it denies end. Returns the guest's and the far end of those
+    /// that the device relays.
     pub fn change(&mut self, judge: Arc<Judge>, now: Instant) -> Vec<((IpAddr, u16), (IpAddr, u16))> {
         self.judge = judge;
         let Self { judge, connections, pins, .. } = self;

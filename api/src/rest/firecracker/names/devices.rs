@@ -411,12 +411,13 @@ mod tests {
             mtu: Option<u16>,
             offload: bool,
             dns_forward: bool,
-            has_address: bool,
+            addresses in proptest::collection::vec(Just("172.16.0.2/32".parse().unwrap()), 0..2),
             receive_limit in limits(),
             transmit_limit in limits(),
         ) -> NetConfig {
-            let addresses = has_address.then(|| "172.16.0.2/32".parse().unwrap()).into_iter().collect();
-            NetConfig { id, backend, mac, mtu, offload, dns_forward, addresses, receive_limit, transmit_limit }
+            NetConfig {
+                id, backend, mac, mtu, offload, dns_forward, addresses, receive_limit, transmit_limit,
+            }
         }
     }
 

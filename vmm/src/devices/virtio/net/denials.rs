@@ -1,5 +1,5 @@
-//! Reports of what a policy denies, for the log and for those who follow the VM. A guest can cause any number of
-//! them, so both hear of a limited number.
+//! Reports of what a policy denies, for the log and for those who follow the VM. A guest can cause any number
+//! of them, so both hear of a limited number.
 
 use std::fmt;
 use std::sync::Arc;

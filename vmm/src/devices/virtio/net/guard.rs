@@ -126,8 +126,8 @@ impl Guard {
         (self.filter.router(), self.filter.save_connections())
     }
 
-    /// Begins anew, as [`Guard::begin_anew`]. The far sides of the device's own connections are told that they
-    /// end, and so is the guest, of those that it had when its state was saved.
+    /// Begins anew, as [`Guard::begin_anew`]. The far sides of the device's own connections are told that
+    /// they end, and so is the guest, of those that it had when its state was saved.
     pub fn end_connections(&mut self, mac: Mac, router: Option<Mac>, saved: &[SavedConnection]) {
         let mut to_far: Vec<_> = self.filter.resets_to_far().collect();
         to_far.extend(self.relays.end_far_sides(Instant::now()));
@@ -151,8 +151,8 @@ impl Guard {
         pins
     }
 
-    /// Takes the pins of a snapshot for a minute from the guest's first frame on, in which their names are asked
-    /// for again.
+    /// Takes the pins of a snapshot for a minute from the guest's first frame on, in which their names are
+    /// asked for again.
     pub fn restore_pins(&mut self, saved: &[SavedPin]) {
         self.restored_pins = saved.iter().take(MOST_PINS).cloned().collect();
     }
@@ -285,8 +285,8 @@ impl Guard {
         }
     }
 
-    /// The fate of a frame for the guest, of which `frame` has all. Its checksum may be the guest's to trust. A
-    /// frame that the device takes needs nothing else.
+    /// The fate of a frame for the guest, of which `frame` has all. Its checksum may be the guest's to trust.
+    /// A frame that the device takes needs nothing else.
     pub fn incoming(&mut self, frame: &[u8], is_trusted: bool) -> Passage {
         let now = Instant::now();
         if !self.knows_host(now) {
@@ -353,7 +353,8 @@ impl Guard {
         }
     }
 
-    /// The descriptor that is readable when there is news of the resolver, and a number that no other one had.
+    /// The descriptor that is readable when there is news of the resolver, and a number that no other one
+    /// had.
     pub fn descriptor(&self) -> Option<(u64, BorrowedFd<'_>)> {
         self.names.descriptor()
     }

@@ -383,7 +383,8 @@ impl Net {
         }
     }
 
-    /// Connects a backend anew that has ended, if it can be, and when it is time. Connections of the guest end.
+    /// Connects a backend anew that has ended, if it can be, and when it is time. Connections of the guest
+    /// end.
     fn restart(&mut self, io: &mut DeviceIo<'_>) -> NextTurn {
         let Some(at) = self.restart_at else { return NextTurn::Wait };
         if at > Instant::now() {

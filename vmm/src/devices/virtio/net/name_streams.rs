@@ -57,8 +57,8 @@ impl NameStreams {
         self.streams.clear();
     }
 
-    /// Takes a frame of the guest. Returns the questions in it, with the number of their connection, or `None`
-    /// if it is of no connection.
+    /// Takes a frame of the guest. Returns the questions in it, with the number of their connection, or
+    /// `None` if it is of no connection.
     pub fn receive(
         &mut self,
         frame: &[u8],

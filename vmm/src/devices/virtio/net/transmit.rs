@@ -143,7 +143,8 @@ impl Transmitter {
 }
 
 impl Transmitter {
-    /// Sends the frames that a guard has copied or made. Returns the end of the turn if the backend takes no more.
+    /// Sends the frames that a guard has copied or made. Returns the end of the turn if the backend takes no
+    /// more.
     pub fn send_copies(
         &mut self,
         backend: &mut dyn Backend,
