@@ -55,8 +55,8 @@ impl Network {
         network
     }
 
-    /// Makes the network beyond that of [`Self::with_a_way_out`]: its host has `192.0.2.254`, `2001:db8::fe` and
-    /// these addresses, and a cable leads there as long as the second value lives.
+    /// Makes the network beyond that of [`Self::with_a_way_out`]: its host has `192.0.2.254`, `2001:db8::fe`
+    /// and these addresses, and a cable leads there as long as the second value lives.
     ///
     /// # Panics
     /// The host refuses.
@@ -292,4 +292,22 @@ fn open_tap(name: &str) -> io::Result<File> {
     // SAFETY: TUNSETIFF takes an ifreq, which lives through the call.
     let made = unsafe { libc::ioctl(driver.as_raw_fd(), libc::TUNSETIFF, &raw mut request) == 0 };
     if made { Ok(driver) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cable_leads_to_the_network_beyond() {
+        let near = Network::with_a_way_out();
+        let (far, _cable) = near.beyond(&["192.0.2.77/24"]);
+        let listener = far.listen("192.0.2.77:80");
+        let mut stream = near.connect("192.0.2.77:80");
+        let mut other = listener.accept().expect("the connection waits").0;
+        stream.write_all(b"there").expect("write");
+        let mut bytes = [0; 5];
+        other.read_exact(&mut bytes).expect("read");
+        assert_eq!(&bytes, b"there");
+    }
 }

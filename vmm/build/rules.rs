@@ -171,6 +171,9 @@ static DEVICE: &[Rule] = &[
     call(SYS_sendmsg),
     call(SYS_accept4),
     call(SYS_shutdown),
+    // Ends for a passt that is started again.
+    only(SYS_socketpair, &[&[is(0, AF_UNIX as u32)]]),
+    call(SYS_pipe2),
 ];
 
 /// A disk's thread: reads and writes its files, directly or by an io_uring that does nothing else and was
@@ -247,8 +250,8 @@ static OPENER: &[Rule] = &[
     only(SYS_setsockopt, &[&[is(1, SOL_SOCKET as u32), is(2, SO_REUSEADDR as u32)]]),
 ];
 
-/// The resolver: sockets to the servers of the host, and one that tells of changes of its addresses. Landlock
-/// bounds the files and the ports.
+/// The resolver: sockets to the servers of the host, and their list. Landlock bounds the files and the ports.
+/// The files and the socket that tell of the host's network are open before.
 static RESOLVER: &[Rule] = &[
     call(SYS_recvfrom),
     call(SYS_sendto),
@@ -258,11 +261,12 @@ static RESOLVER: &[Rule] = &[
     call(SYS_stat),
     call(SYS_statx),
     call(SYS_lseek),
+    // The files about the host's network.
+    call(SYS_pread64),
     // musl's open(3).
     only(SYS_fcntl, &[&[is(1, F_SETFD as u32)]]),
-    only(SYS_socket, &[&[is(0, AF_INET as u32)], &[is(0, AF_INET6 as u32)], &[is(0, AF_NETLINK as u32)]]),
+    only(SYS_socket, &[&[is(0, AF_INET as u32)], &[is(0, AF_INET6 as u32)]]),
     call(SYS_connect),
-    call(SYS_bind),
     // The number of an interface, for a server with a link-local address.
     only(SYS_ioctl, &[&[is(1, SIOCGIFINDEX as u32)]]),
 ];

@@ -21,6 +21,14 @@ pub enum VmEvent {
         /// The reason.
         problem: String,
     },
+    /// The policy of a network device denied something. A guest can cause any number of them, so most of a
+    /// flood are left out.
+    Denied {
+        /// The device's name in snapshots, such as `net-eth0`.
+        device: String,
+        /// Target and reason.
+        what: String,
+    },
     /// The guest has ended: how, or the description of a crash. No other event follows.
     Ended(std::result::Result<Ending, String>),
 }

@@ -42,7 +42,7 @@ mod events;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod holders;
-mod host_addresses;
+mod host_network;
 #[cfg(any(feature = "internal", test))]
 #[doc(hidden)]
 pub mod internal;
@@ -85,6 +85,7 @@ pub use counters::exits::{ExitReason, Exits};
 pub use counters::faults::{FaultKind, FaultMetrics, FaultsOfKind};
 pub use counters::histogram::Durations;
 pub use counters::metadata::MetadataMetrics;
+pub use counters::policy::{PolicyEvent, PolicyMetrics};
 pub use counters::snapshots::{SnapshotAct, SnapshotMetrics};
 pub use devices::i8042::I8042Accesses;
 pub use devices::virtio::balloon::{Hinting, Statistics as BalloonStatistics};

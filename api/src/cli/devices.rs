@@ -52,6 +52,8 @@ pub(super) const NET: &[OptionKey] = &[
         .about("name of the interface in the API and in snapshots [eth0, eth1…]"),
     OptionKey::plain("mac", "ADDRESS", &["mac"]).about("hardware address [made from the id]"),
     OptionKey::plain("mtu", "BYTES", &["mtu"]).about("longest packet, as the guest reads it"),
+    OptionKey::repeated("address", "NETWORK", &["addresses"])
+        .about("with a tap and a policy: an address of the guest; repeatable"),
     OptionKey::plain("offload", "on|off", &["offload"])
         .about("leave checksums and segmentation to the host [on]"),
     OptionKey::rate("receive", &["receive_limit", "bandwidth"]).about("most bytes a second to the guest"),
@@ -89,11 +91,11 @@ pub(super) struct DeviceArgs {
     #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
     disks: Vec<DiskConfig>,
 
-    /// Add a network interface: none, user, nat, tap=NAME or tap=fd:N, then [,id=ID][,mac=ADDRESS]
-    /// [,mtu=BYTES][,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT]
-    /// [,transmit-ops=LIMIT], and with user [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1; repeatable).
-    /// The VM of an image has its addresses at once with user or nat, and configures a tap itself. LIMIT is as
-    /// for --disk. Repeatable [default: none]
+    /// Add a network interface: none, user, nat, tap=NAME or tap=fd:N, then [,id=ID][,mac=ADDRESS][,mtu=BYTES]
+    /// [,address=NETWORK][,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT]
+    /// [,transmit=LIMIT][,transmit-ops=LIMIT], and with user [,forward=HOSTPORT:GUESTPORT] (TCP, from
+    /// 127.0.0.1; repeatable). The VM of an image has its addresses at once with user or nat, and configures a
+    /// tap itself. LIMIT is as for --disk. Repeatable [default: none]
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetArg>,
 
@@ -138,6 +140,11 @@ enum NetArg {
 }
 
 impl DeviceArgs {
+    /// Whether the guest shall have no policy.
+    pub(super) fn refuses_policy(&self) -> bool {
+        self.policy.refuses_any()
+    }
+
     /// Whether a disk is given.
     pub(super) fn has_disk(&self) -> bool {
         !self.disks.is_empty()
@@ -152,6 +159,9 @@ impl DeviceArgs {
         for mut disk in disks {
             name(&mut disk.id, "disk", devices.disks.len());
             devices.disks.push(disk);
+        }
+        if policy.refuses_any() {
+            devices.policy = None;
         }
         if let Some(policy) = policy.policy() {
             if devices.policy.is_some() {

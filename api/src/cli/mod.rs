@@ -172,7 +172,7 @@ enum Command {
     Snapshot(snapshots::Snapshot),
     Image(images::ImageCommand),
     Volume(volumes::VolumeCommand),
-    Restore(restore::Restore),
+    Restore(Box<restore::Restore>),
     Fork(fork::ForkCommand),
     Rewind(rewind::Rewind),
     Pager(pager::Pager),

@@ -10,6 +10,7 @@ use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
 
 use super::devices::{DISK, NET, VSOCK, refuse_forward_to_nat};
 use super::key_values::parse;
+use super::policy::PolicyArgs;
 
 /// Overrides for this clone
 #[derive(Debug, Default, Args)]
@@ -22,8 +23,9 @@ pub(super) struct OverrideArgs {
     disks: Vec<DiskOverride>,
 
     /// Give a network interface of the snapshot another backend, address or rate limit:
-    /// id=ID[,tap=NAME][,mac=ADDRESS][,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT]
-    /// [,transmit-ops=LIMIT], or nat, or user and [,forward=HOSTPORT:GUESTPORT] in place of a tap. Repeatable
+    /// id=ID[,tap=NAME][,mac=ADDRESS][,address=NETWORK][,receive=LIMIT][,receive-ops=LIMIT]
+    /// [,transmit=LIMIT][,transmit-ops=LIMIT], or nat, or user and [,forward=HOSTPORT:GUESTPORT] in place of a
+    /// tap. Repeatable
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetOverride>,
 
@@ -34,13 +36,16 @@ pub(super) struct OverrideArgs {
     /// Give the snapshot's console beside the serial port another socket
     #[arg(long, value_name = "SOCKET")]
     console: Option<PathBuf>,
+
+    #[command(flatten)]
+    policy: PolicyArgs,
 }
 
 impl From<OverrideArgs> for Overrides {
     fn from(arguments: OverrideArgs) -> Self {
-        let OverrideArgs { disks, networks, vsock, console } = arguments;
+        let OverrideArgs { disks, networks, vsock, console, policy } = arguments;
         let console = console.map(ConsoleConfig::new);
-        Self { disks, networks, vsock, console }
+        Self { disks, networks, vsock, console, policy: policy.change() }
     }
 }
 

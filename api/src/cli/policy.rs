@@ -1,6 +1,7 @@
 //! `--allow`, `--deny` and their sisters: what a guest may reach.
 
 use clap::Args;
+use volt_vmm::config::overrides::{PolicyOverride, Without};
 use volt_vmm::policy::{Action, Denial, Ech, Policy, Rule};
 
 /// Policy of the network interfaces
@@ -29,6 +30,10 @@ pub(super) struct PolicyArgs {
     /// name outside) or refuse [default: outer]
     #[arg(long, value_name = "KIND", value_parser = ech)]
     ech: Option<Ech>,
+
+    /// Let the guest reach all that its interfaces reach, in place of any policy
+    #[arg(long, conflicts_with_all = ["allow", "deny", "default_deny", "denial", "ech"])]
+    no_policy: bool,
 }
 
 fn ech(text: &str) -> Result<Ech, &'static str> {
@@ -48,9 +53,22 @@ fn denial(text: &str) -> Result<Denial, &'static str> {
 }
 
 impl PolicyArgs {
+    /// Whether there shall be no policy.
+    pub(super) fn refuses_any(&self) -> bool {
+        self.no_policy
+    }
+
+    /// The change of a snapshot's policy, if an option asks for one.
+    pub(super) fn change(self) -> Option<PolicyOverride> {
+        if self.no_policy {
+            return Some(PolicyOverride::Without(Without::None));
+        }
+        self.policy().map(PolicyOverride::Policy)
+    }
+
     /// The policy, if an option names a part of one.
     pub(super) fn policy(self) -> Option<Policy> {
-        let Self { allow, deny, default_deny, denial, ech } = self;
+        let Self { allow, deny, default_deny, denial, ech, no_policy: _ } = self;
         let is_given =
             !allow.is_empty() || !deny.is_empty() || default_deny || denial.is_some() || ech.is_some();
         let default = if default_deny { Action::Deny } else { Action::Allow };

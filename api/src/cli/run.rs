@@ -117,6 +117,11 @@ impl Run {
         naming.run(self.origin(), api_socket, |api_socket| self.ready(|_| Ok(()))?.boot(api_socket, None))
     }
 
+    /// Whether the guest shall have no policy.
+    pub(super) fn refuses_policy(&self) -> bool {
+        self.devices.refuses_policy()
+    }
+
     /// The file that says what boots.
     fn origin(&self) -> Origin {
         let file = self.config_file.as_ref().map(|file| file.display().to_string());

@@ -67,6 +67,8 @@ pub(crate) enum Event {
     LoadProgress { done_bytes: u64, total_bytes: u64 },
     /// A device stopped, and works again once its driver resets it.
     DeviceFailed { device: String, problem: String },
+    /// The policy of a network device denied something. Most of a flood are left out.
+    Denied { device: String, what: String },
     /// The guest has ended. No event follows.
     Ended {
         cause: EndCause,
@@ -83,6 +85,7 @@ impl Event {
             VmEvent::DeviceFailed { device, problem } => {
                 Event::DeviceFailed { device: device.clone(), problem: problem.clone() }
             }
+            VmEvent::Denied { device, what } => Event::Denied { device: device.clone(), what: what.clone() },
             VmEvent::Ended(Ok(ending)) => {
                 let cause = match ending {
                     Ending::Poweroff => EndCause::Poweroff,
@@ -108,6 +111,7 @@ impl Event {
             Self::ForkProgress { .. } => "fork_progress",
             Self::LoadProgress { .. } => "load_progress",
             Self::DeviceFailed { .. } => "device_failed",
+            Self::Denied { .. } => "denied",
             Self::Ended { .. } => "ended",
         }
     }
@@ -233,6 +237,7 @@ mod tests {
             Event::ForkProgress { done_bytes: 1, total_bytes: 2 },
             Event::LoadProgress { done_bytes: 1, total_bytes: 2 },
             Event::DeviceFailed { device: "rng".to_owned(), problem: "p".to_owned() },
+            Event::Denied { device: "net-eth0".to_owned(), what: "w".to_owned() },
             Event::Ended { cause: EndCause::TripleFault, problem: None },
         ] {
             assert_eq!(serde_json::to_value(&event).unwrap()["event"], event.name());

@@ -9,9 +9,8 @@ use crate::source::{Modules, modules_of, targets};
 /// A room, and the names of the rooms that it may import. `LEAVES` stands for all leaves.
 type Rooms = [(&'static str, &'static str)];
 
-const LEAVES: &str = "console counters error events holders host_addresses metadata nat packets partial \
-                      paths persist progress run_control run_state sandbox sockets sync testing threads \
-                      timing";
+const LEAVES: &str = "console counters error events holders host_network metadata nat packets partial paths \
+                       persist progress run_control run_state sandbox sockets sync testing threads timing";
 
 /// The rooms of vmm/src, from the top layer to the leaves.
 const VMM: &Rooms = &[
@@ -20,7 +19,7 @@ const VMM: &Rooms = &[
     ("replay", "snapshot memory store LEAVES"),
     ("snapshot", "machine devices pager kvm memory store config LEAVES"),
     ("machine", "devices kvm memory config LEAVES"),
-    ("devices", "kvm memory config LEAVES"),
+    ("devices", "kvm memory config resolver LEAVES"),
     ("cpu", "kvm config error"),
     ("doctor", "kvm error"),
     ("pager", "memory counters error packets paths progress sandbox sockets sync threads"),
@@ -39,15 +38,15 @@ const VMM: &Rooms = &[
     ("events", "error run_state sync"),
     ("threads", "error sandbox"),
     ("sandbox", "error partial paths sync"),
-    ("paths", "error holders host_addresses nat packets resolver sockets sync"),
-    ("resolver", "host_addresses"),
+    ("paths", "error holders host_network nat packets resolver sockets sync"),
+    ("resolver", "host_network"),
     ("nat", ""),
     ("console", ""),
     ("counters", ""),
     ("error", ""),
     ("packets", ""),
     ("holders", ""),
-    ("host_addresses", ""),
+    ("host_network", ""),
     ("sockets", "holders"),
     ("sync", ""),
     ("timing", ""),
@@ -117,7 +116,8 @@ const POLICY: &Rooms = &[
     ("request_head", "name"),
     ("connections", "hold frame rule name"),
     ("hold", "client_hello frame name"),
-    ("judge", "nets special policy rule name error"),
+    ("judge", "host nets special policy rule name error"),
+    ("host", ""),
     ("policy", "rule error"),
     ("rule", "name ports error"),
     ("error", ""),

@@ -1,15 +1,19 @@
 //! A policy with rules by name, in VMs that run an image behind passt, and servers beyond the host.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::thread::{Scope, scope};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Scope, ScopedJoinHandle, scope};
+use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use volt_tests::needs;
 use volt_tests::streams::{Limited, await_ready};
+use volt_tests::wait_until;
 
 use super::network::{Net, Resolver};
+use super::runs::IMAGE;
 
 /// The address of all names, and another one.
 const FAR: &str = "192.0.2.77";
@@ -27,37 +31,42 @@ fn hello(name: &str) -> Vec<u8> {
     [&[22, 3, 1][..], &vector(2, &message)].concat()
 }
 
-/// `tls NAME ADDRESS` sends the first message of TLS for a name, and prints what the server says, or `refused`.
+/// `tls NAME ADDRESS` sends the first message of TLS for a name, and prints what the server says, or
+/// `refused`.
 fn tls(names: &[&str]) -> String {
     let case = |name: &&str| format!("{name}) echo {} ;;", BASE64_STANDARD.encode(hello(name)));
     let cases: String = names.iter().map(case).collect();
     format!(
         "hello() {{ case $1 in {cases} esac; }}
-        tls() {{ {{ hello $1 | busybox base64 -d; sleep 3; }} | busybox timeout 6 busybox nc $2 443 >/out 2>&1
+        tls() {{ {{ hello $1 | busybox base64 -d; sleep 3; }} |
+                busybox timeout 6 busybox nc $2 443 >/out 2>/dev/null
             [ -s /out ] && cat /out || echo nothing; }}
         resolve() {{ busybox nslookup -type=a $1 10.118.111.3 2>&1 |
             busybox awk '/NXDOMAIN/ {{ print \"none\"; exit }} /^Address: / {{ print $2; exit }}'; }}"
     )
 }
 
-/// Accepts connections, and answers those whose first bytes are one of the messages. Returns the others.
+/// Accepts connections until the script has ended, and answers those that bring bytes. Returns what each
+/// brought.
 fn serve<'a>(
     scope: &'a Scope<'a, '_>,
     listener: TcpListener,
-    connections: usize,
-) -> std::thread::ScopedJoinHandle<'a, Vec<Vec<u8>>> {
+    has_ended: &'a AtomicBool,
+) -> ScopedJoinHandle<'a, Vec<Vec<u8>>> {
+    listener.set_nonblocking(true).unwrap();
     scope.spawn(move || {
         let mut got = Vec::new();
-        for _ in 0..connections {
-            await_ready("the guest connects", &listener);
-            let mut stream = listener.accept().unwrap().0;
+        while !has_ended.load(Ordering::SeqCst) {
+            let Ok((mut stream, _)) = listener.accept() else {
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            };
             stream.limit().unwrap();
             let mut bytes = vec![0; 4096];
             // A connection that the policy ends brings nothing.
             let len = stream.read(&mut bytes).unwrap_or(0);
             bytes.truncate(len);
             if len > 0 {
-                use std::io::Write;
                 stream.write_all(b"hello from the server\n").unwrap();
             }
             got.push(bytes);
@@ -86,10 +95,12 @@ fn guest_resolves_and_reaches_the_names_that_the_policy_allows_and_no_others() {
         tls(&names)
     );
     let options = ["--net", "user", "--default-deny", "--allow", "*.example.org:443"];
+    let has_ended = AtomicBool::new(false);
     let (outcome, got) = scope(|scope| {
         let _ends = resolver.serve(scope);
-        let served = serve(scope, listener, 2);
+        let served = serve(scope, listener, &has_ended);
         let outcome = net.script(&options, &script);
+        has_ended.store(true, Ordering::SeqCst);
         (outcome, served.join().unwrap())
     });
     let expected = [
@@ -114,4 +125,88 @@ fn guest_resolves_and_reaches_the_names_that_the_policy_allows_and_no_others() {
         assert!(outcome.stderr.contains(words), "{words}: {}", outcome.stderr);
     }
     net.images.are_empty();
+}
+
+#[test]
+fn every_request_of_http_is_judged_by_its_host() {
+    needs!(kvm, linux, agent, network, passt);
+    let net = Net::new();
+    let (far, _cable) = net.network.beyond(&[&format!("{FAR}/24")]);
+    let resolver = Resolver::new(&net.network);
+    let listener = far.listen(&format!("{FAR}:80"));
+    // Each request is answered, and the connection stays open for another one.
+    let script = format!(
+        "busybox nslookup -type=a good.example.org 10.118.111.3 >/found 2>&1
+        ask() {{ printf 'GET /%s HTTP/1.1\r\nHost: %s\r\n\r\n' $1 $2; }}
+        {{ ask one good.example.org; sleep 2; }} | busybox timeout 20 busybox nc {FAR} 80 | busybox tail -n 1
+        {{ ask two a.example.org; sleep 2; ask three evil.test; sleep 2; }} |
+            busybox timeout 20 busybox nc {FAR} 80 | busybox tail -n 1
+        {{ ask four evil.test; sleep 2; }} | busybox timeout 20 busybox nc {FAR} 80 | busybox head -n 1 |
+            busybox tr -d '\r'
+        echo end"
+    );
+    let options = ["--net", "user", "--default-deny", "--allow", "*.example.org:80"];
+    let has_ended = AtomicBool::new(false);
+    let (outcome, got) = scope(|scope| {
+        let _ends = resolver.serve(scope);
+        let served = scope.spawn(|| answer_requests(&listener, &has_ended));
+        let outcome = net.script(&options, &script);
+        has_ended.store(true, Ordering::SeqCst);
+        (outcome, served.join().unwrap())
+    });
+    let expected = "seen GET /one HTTP/1.1\nseen GET /two HTTP/1.1\nHTTP/1.1 403 Forbidden\nend\n";
+    assert_eq!(outcome.succeeded().stdout, expected, "{outcome:?}");
+    assert_eq!(got, ["GET /one HTTP/1.1", "GET /two HTTP/1.1"], "no byte of a denied request");
+    assert!(outcome.stderr.contains("a request to 192.0.2.77 port 80: no rule"), "{}", outcome.stderr);
+    net.images.are_empty();
+}
+
+/// Answers requests until the script has ended. Returns their first lines.
+fn answer_requests(listener: &TcpListener, has_ended: &AtomicBool) -> Vec<String> {
+    listener.set_nonblocking(true).unwrap();
+    let mut got = Vec::new();
+    while !has_ended.load(Ordering::SeqCst) {
+        let Ok((mut stream, _)) = listener.accept() else {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        stream.limit().unwrap();
+        let mut bytes = Vec::new();
+        let mut part = [0; 1024];
+        while let Ok(len @ 1..) = stream.read(&mut part) {
+            bytes.extend_from_slice(&part[..len]);
+            if bytes.ends_with(b"\r\n\r\n") {
+                let first = String::from_utf8_lossy(&bytes).lines().next().unwrap_or_default().to_owned();
+                let body = format!("seen {first}\n");
+                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+                stream.write_all((head + &body).as_bytes()).unwrap();
+                got.push(first);
+                bytes.clear();
+            }
+        }
+    }
+    got
+}
+
+#[test]
+fn connections_of_a_fork_s_child_are_reset_and_those_of_its_parent_go_on() {
+    needs!(kvm, linux, agent, network, passt);
+    let net = Net::new();
+    let (far, _cable) = net.network.beyond(&[&format!("{FAR}/24")]);
+    let listener = far.listen(&format!("{FAR}:90"));
+    let script = format!("busybox nc {FAR} 90 </dev/tty; echo ended; exec sleep 1000");
+    let options = ["run", "-dt", "--name", "parent", "--net", "user"];
+    net.run(&[&options[..], &[IMAGE, "sh", "-c", &script]].concat()).succeeded();
+    await_ready("the guest connects", &listener);
+    let mut stream = listener.accept().unwrap().0;
+    stream.limit().unwrap();
+    stream.write_all(b"hello\n").unwrap();
+    let logs = |name: &str| net.run(&["logs", name]).succeeded().stdout.replace('\r', "");
+    wait_until("the parent has what the server says", || logs("parent").contains("hello"));
+    net.run(&["fork", "parent", "--name", "child"]).succeeded();
+    wait_until("the child's connection ends", || logs("child").contains("ended"));
+    stream.write_all(b"more\n").unwrap();
+    wait_until("the parent's goes on", || logs("parent").contains("more"));
+    assert!(!logs("parent").contains("ended"));
+    net.run(&["rm", "-f", "parent", "child"]).succeeded();
 }

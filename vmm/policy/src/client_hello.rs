@@ -64,6 +64,9 @@ fn message(bytes: &[u8]) -> Read<Option<(Vec<u8>, usize)>> {
         let wanted = match whole.first_chunk::<MESSAGE>() {
             Some(&[CLIENT_HELLO, a, b, c]) => MESSAGE + u32::from_be_bytes([0, a, b, c]) as usize,
             Some(_) => return Err("the first message is no client hello"),
+            None if whole.first().is_some_and(|kind| *kind != CLIENT_HELLO) => {
+                return Err("the first message is no client hello");
+            }
             None => MESSAGE,
         };
         if wanted > LONGEST_HELLO {

@@ -3,11 +3,13 @@
 //! Entries expire by looks at them. There is no timer: a full table looks at all of them, once a second at
 //! most.
 
-use std::collections::HashMap;
-use std::net::IpAddr;
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use crate::frame::{Flags, Segment};
+use serde::{Deserialize, Serialize};
+
+use crate::frame::Segment;
 use crate::hold::Hold;
 use crate::name::Name;
 use crate::rule::Protocol;
@@ -70,13 +72,28 @@ pub enum Route {
 struct Connection {
     state: State,
     route: Route,
-    /// The name that it began with.
-    name: Option<Name>,
+    /// The name that it began with, if it was judged by that. There may be none.
+    name: Option<Option<Name>>,
     /// The time of its last packet.
     last: Instant,
     expires: Instant,
     /// It came through a forward.
     is_inbound: bool,
+    /// Numbers of the bytes that the guest sends next and expects next.
+    guest_next: u32,
+    guest_expects: Option<u32>,
+}
+
+/// An open connection of TCP, as snapshots keep it: a clone's guest is told that it has ended.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedConnection {
+    /// The guest's end.
+    pub guest: SocketAddr,
+    /// The far side's end.
+    pub far: SocketAddr,
+    /// Number of the byte that the guest expects next.
+    pub expects: u32,
 }
 
 impl Connection {
@@ -107,7 +124,16 @@ impl Connection {
     }
 
     /// Follows a segment of one side.
-    fn follow(&mut self, flags: Flags, is_of_guest: bool) {
+    fn follow(&mut self, segment: &Segment, is_of_guest: bool) {
+        let flags = segment.flags;
+        if is_of_guest {
+            let is_later = self.guest_expects.is_none() || after(self.guest_next, segment.end()) > 0;
+            self.guest_next = if is_later { segment.end() } else { self.guest_next };
+            let known = self.guest_expects.unwrap_or(segment.acknowledged);
+            if flags.ack && after(known, segment.acknowledged) >= 0 {
+                self.guest_expects = Some(segment.acknowledged);
+            }
+        }
         self.state = match self.state {
             _ if flags.rst => State::Ended,
             // The guest has not taken the far side's reset for one of its connection.
@@ -135,11 +161,17 @@ pub enum Side {
     Far,
 }
 
+/// Distance from one number to another.
+fn after(from: u32, to: u32) -> i32 {
+    to.wrapping_sub(from).cast_signed()
+}
+
 /// The table.
 #[derive(Debug, Default)]
 pub struct Connections {
     entries: HashMap<Ends, Connection>,
     swept: Option<Instant>,
+    looked_at_holds: Option<Instant>,
 }
 
 impl Connections {
@@ -173,7 +205,7 @@ impl Connections {
         // The borrow of `entry` ends here in one of the branches alone.
         let entry = self.entries.get_mut(ends)?;
         match segment {
-            Some(segment) => entry.follow(segment.flags, side == Side::Guest),
+            Some(segment) => entry.follow(segment, side == Side::Guest),
             None if !is_opener && matches!(entry.state, State::Datagram { .. }) => {
                 entry.state = State::Datagram { is_answered: true };
             }
@@ -193,7 +225,9 @@ impl Connections {
             Protocol::Udp | Protocol::Icmp => State::Datagram { is_answered: false },
         };
         let is_inbound = side == Side::Far;
-        let mut connection = Connection { state, route, name: None, last: now, expires: now, is_inbound };
+        let (name, guest_next, guest_expects) = (None, 0, None);
+        let mut connection =
+            Connection { state, route, name, last: now, expires: now, is_inbound, guest_next, guest_expects };
         connection.touch(now);
         self.entries.insert(ends, connection);
         true
@@ -204,7 +238,7 @@ impl Connections {
         if let Some(entry) = self.entries.get_mut(ends)
             && let Route::Held(hold) = std::mem::replace(&mut entry.route, Route::Direct)
         {
-            entry.name = hold.into_name();
+            entry.name = Some(hold.into_name());
         }
     }
 
@@ -218,20 +252,63 @@ impl Connections {
         self.entries.remove(ends);
     }
 
+    /// The open connections of TCP, with the numbers of the bytes that their far sides expect next, unless
+    /// those have connections with the device.
+    pub fn open(&self) -> impl Iterator<Item = (SavedConnection, Option<u32>)> {
+        self.entries.iter().filter_map(|(ends, entry)| {
+            let expects = entry.guest_expects.filter(|_| matches!(entry.state, State::Open { .. }))?;
+            let (guest, far) = (ends.guest.into(), ends.far.into());
+            let next = match &entry.route {
+                Route::Direct => Some(entry.guest_next),
+                Route::Held(hold) => Some(hold.sent_up_to()),
+                Route::Relayed => None,
+            };
+            Some((SavedConnection { guest, far, expects }, next))
+        })
+    }
+
+    /// Whether the table has a connection with these ends.
+    pub fn has(&self, ends: &Ends) -> bool {
+        self.entries.contains_key(ends)
+    }
+
     /// Whether a connection that the guest began leads to an address.
-    pub fn lead_to(&self, address: IpAddr) -> bool {
-        self.entries.iter().any(|(ends, entry)| ends.far.0 == address && !entry.is_over())
+    pub fn lead_to(&self, address: IpAddr, now: Instant) -> bool {
+        self.entries.iter().any(|(ends, entry)| {
+            ends.far.0 == address && !entry.is_inbound && now < entry.expires && !entry.is_over()
+        })
+    }
+
+    /// The addresses to which connections lead that the guest began.
+    pub fn far_addresses(&self, now: Instant) -> HashSet<IpAddr> {
+        let leads = |entry: &Connection| !entry.is_inbound && now < entry.expires && !entry.is_over();
+        self.entries.iter().filter(|(_, entry)| leads(entry)).map(|(ends, _)| ends.far.0).collect()
     }
 
     /// Removes the connections that the guest began and that `is_allowed` refuses, by their ends, their
-    /// routes and their names.
-    pub fn retain(&mut self, mut is_allowed: impl FnMut(&Ends, &Route, Option<&Name>) -> bool) {
-        self.entries
-            .retain(|ends, entry| entry.is_inbound || is_allowed(ends, &entry.route, entry.name.as_ref()));
+    /// routes, and the names that they were judged by. Returns those that the device relays.
+    pub fn retain(
+        &mut self,
+        mut is_allowed: impl FnMut(&Ends, &Route, Option<Option<&Name>>) -> bool,
+    ) -> Vec<Ends> {
+        let mut relayed = Vec::new();
+        self.entries.retain(|ends, entry| {
+            let name = entry.name.as_ref().map(Option::as_ref);
+            let stays = entry.is_inbound || is_allowed(ends, &entry.route, name);
+            if !stays && matches!(entry.route, Route::Relayed) {
+                relayed.push(*ends);
+            }
+            stays
+        });
+        relayed
     }
 
-    /// Ends the holds whose time is over.
+    /// Ends the holds whose time is over, once a second at most.
     pub fn end_late_holds(&mut self, now: Instant) {
+        if self.looked_at_holds.is_some_and(|looked| now < looked + BETWEEN_SWEEPS) {
+            return;
+        }
+        self.looked_at_holds = Some(now);
         self.entries.retain(|_, entry| !matches!(&entry.route, Route::Held(hold) if hold.is_late(now)));
     }
 
@@ -253,6 +330,7 @@ impl Connections {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::Flags;
 
     const SYN: Flags = Flags { syn: true, ack: false, fin: false, rst: false, urg: false };
     const SYN_ACK: Flags = Flags { syn: true, ack: true, fin: false, rst: false, urg: false };
@@ -266,7 +344,7 @@ mod tests {
     }
 
     fn segment(flags: Flags) -> Segment {
-        Segment { source: 0, target: 0, sequence: 0, acknowledged: 0, flags }
+        Segment { source: 0, target: 0, sequence: 0, acknowledged: 0, len: 0, flags }
     }
 
     fn after(start: Instant, seconds: u64) -> Instant {
@@ -356,6 +434,30 @@ mod tests {
                 assert_eq!(table.follow(&ends, Side::Guest, None, after(start, seconds)).is_some(), is_known);
             }
         }
+    }
+
+    #[test]
+    fn open_connections_are_known_with_the_numbers_of_their_next_bytes() {
+        let start = Instant::now();
+        let mut table = Connections::default();
+        let [open, opening, ended] = [1, 2, 3].map(|number| ends(Protocol::Tcp, 4000, number));
+        let of_guest =
+            |sequence, acknowledged, len, flags| Segment { sequence, acknowledged, len, ..segment(flags) };
+        for ends in [open, opening, ended] {
+            table.begin(ends, Side::Guest, Route::Direct, start);
+            table.follow(&ends, Side::Guest, Some(&of_guest(99, 0, 0, SYN)), start);
+        }
+        for ends in [open, ended] {
+            table.follow(&ends, Side::Far, Some(&segment(SYN_ACK)), start);
+        }
+        table.follow(&ended, Side::Guest, Some(&of_guest(100, 0, 0, RST)), start);
+        // The first segment comes again, late.
+        for (sequence, acknowledged, len) in [(100, u32::MAX, 10), (110, 7, 20), (100, u32::MAX, 10)] {
+            table.follow(&open, Side::Guest, Some(&of_guest(sequence, acknowledged, len, ACK)), start);
+        }
+        let (guest, far) = (open.guest.into(), open.far.into());
+        let expected = [(SavedConnection { guest, far, expects: 7 }, Some(130))];
+        assert_eq!(table.open().collect::<Vec<_>>(), expected);
     }
 
     #[test]

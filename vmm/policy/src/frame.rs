@@ -43,6 +43,9 @@ pub enum Malformed {
     Offload,
     /// Data before the connection is open, where a name is judged first.
     Early,
+    /// A connection of several paths (MPTCP), where a name is judged first: its bytes have an order of their
+    /// own. Linux tries again without.
+    Multipath,
 }
 
 impl fmt::Display for Malformed {
@@ -58,6 +61,7 @@ impl fmt::Display for Malformed {
             Self::Neighbour => "foreign neighbour",
             Self::Offload => "wrong offload",
             Self::Early => "data before the connection is open",
+            Self::Multipath => "connection of several paths",
         })
     }
 }
@@ -117,7 +121,27 @@ pub struct Packet {
     pub payload: (usize, usize),
 }
 
+/// The kind of the option of multipath TCP (RFC 8684, section 3).
+const MULTIPATH: u8 = 30;
+
 impl Packet {
+    /// Whether a segment asks for several paths. One whose options cannot be read does.
+    pub(crate) fn has_multipath(&self, head: &[u8]) -> bool {
+        let header = head.get(self.transport_at..self.payload.0).unwrap_or_default();
+        let Ok(header) = TcpHeaderSlice::from_slice(header) else { return true };
+        let mut options = header.options();
+        loop {
+            // An end and a filler have no length (RFC 9293, section 3.1).
+            options = match *options {
+                [] | [0, ..] => return false,
+                [1, ref rest @ ..] => rest,
+                [MULTIPATH, ..] => return true,
+                [_, len, ..] if len >= 2 && usize::from(len) <= options.len() => &options[usize::from(len)..],
+                _ => return true,
+            };
+        }
+    }
+
     /// Whether the checksum of a segment of TCP in this frame is right.
     pub(crate) fn has_right_checksum(&self, frame: &[u8]) -> bool {
         let bytes = frame.get(self.transport_at..self.payload.1).unwrap_or_default();
@@ -167,8 +191,19 @@ pub struct Segment {
     pub sequence: u32,
     /// Number of the next byte that the sender expects, if `ack` is set.
     pub acknowledged: u32,
+    /// Bytes of its payload.
+    pub len: u32,
     /// Its flags.
     pub flags: Flags,
+}
+
+impl Segment {
+    /// Number behind it: a SYN and a FIN have one each.
+    #[must_use]
+    pub fn end(&self) -> u32 {
+        let flags = u32::from(self.flags.syn) + u32::from(self.flags.fin);
+        self.sequence.wrapping_add(self.len).wrapping_add(flags)
+    }
 }
 
 /// Flags of a segment.
@@ -304,6 +339,7 @@ fn transport(
                 target: header.destination_port(),
                 sequence: header.sequence_number(),
                 acknowledged: header.acknowledgment_number(),
+                len: (len - header.slice().len()) as u32, // of a packet of IP, so shorter than 64 KiB
                 flags: Flags {
                     syn: header.syn(),
                     ack: header.ack(),

@@ -7,8 +7,8 @@
 //!            asks for another first message                      ──> a new hold, for the same name
 //! ```
 //!
-//! What the guest sends a second time could have another name in it. So the far side gets the judged copies
-//! alone until it has acknowledged them; it ignores what it has already.
+//! A segment that the guest sends a second time could have another name in it. Until the far side has
+//! acknowledged the judged copies, it gets these alone; it ignores bytes that it has already.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,6 +24,9 @@ pub const MOST_HELD: usize = 512 << 10;
 const MOST_FRAMES: usize = 16;
 /// Longest time from the first byte to the end of the message.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Least time between two times that copies are sent again: Linux waits as long (its least timeout for
+/// segments).
+const BETWEEN_RESENDS: Duration = Duration::from_millis(200);
 /// Bytes of a server's first record that tell a retry: the header of the record and of the message, the
 /// version, and what is random otherwise (RFC 8446, section 4.1.3).
 const SERVER: usize = 5 + 4 + 2 + RETRY.len();
@@ -62,7 +65,7 @@ struct Kept {
     to: u32,
 }
 
-/// What to do after a segment of the guest.
+/// The consequence of a segment of the guest.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Nothing is sent.
@@ -77,7 +80,7 @@ pub(crate) enum Step {
     Full,
 }
 
-/// What to do with a segment of the far side.
+/// The consequence of a segment of the far side.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FarStep {
     /// It passes.
@@ -100,14 +103,15 @@ enum Stage {
     Acknowledged,
 }
 
-/// What is known of the far side.
+/// Knowledge of the far side.
 #[derive(Debug)]
 enum Server {
     /// Nothing.
     Silent,
     /// It has answered the guest's first segment.
     Opened {
-        /// Number of its next byte.
+        /// Numbers of its first byte and of its next one.
+        first: u32,
         next: u32,
         /// Its first bytes.
         bytes: Vec<u8>,
@@ -120,7 +124,8 @@ enum Server {
 #[derive(Debug)]
 pub(crate) struct Hold {
     budget: Budget,
-    /// Number of the first byte of `bytes`.
+    /// Number of the first byte of the connection, and of that of `bytes`.
+    base: u32,
     start: u32,
     bytes: Vec<u8>,
     kept: Vec<Kept>,
@@ -130,6 +135,8 @@ pub(crate) struct Hold {
     /// Data followed the message in its last segment.
     has_more: bool,
     is_second: bool,
+    /// When the copies were sent again last.
+    resent: Option<Instant>,
     /// The name of the first message.
     name: Option<Option<Name>>,
 }
@@ -150,6 +157,7 @@ impl Hold {
     pub fn new(start: u32, budget: &Budget) -> Self {
         Self {
             budget: budget.clone(),
+            base: start,
             start,
             bytes: Vec::new(),
             kept: Vec::new(),
@@ -158,27 +166,36 @@ impl Hold {
             server: Server::Silent,
             has_more: false,
             is_second: false,
+            resent: None,
             name: None,
         }
     }
 
-    /// Begins with another number: the guest opens the connection anew.
-    pub fn restart(&mut self, start: u32) {
-        if start != self.start {
+    /// Begins with another number: the guest opens the connection anew. Returns whether it may: the far side
+    /// has not answered.
+    pub fn restart(&mut self, start: u32) -> bool {
+        let may_restart = matches!(self.server, Server::Silent);
+        if may_restart && start != self.base {
             *self = Self::new(start, &self.budget);
         }
+        may_restart || start == self.base
     }
 
-    /// Number of the next byte that the far side may get.
+    /// Number behind the last byte that the far side may have got.
     pub fn sent_up_to(&self) -> u32 {
         if self.stage == Stage::Collects { self.start } else { self.end() }
     }
 
-    /// Notes the far side's answer to the guest's first segment.
-    pub fn far_opens(&mut self, sequence: u32) {
-        if matches!(self.server, Server::Silent) {
-            self.server = Server::Opened { next: sequence.wrapping_add(1), bytes: Vec::new() };
+    /// Notes the far side's answer to the guest's first segment. Returns whether it is one: it acknowledges
+    /// the number with which this begins. The stream of a far side that has seen another number would begin
+    /// elsewhere in what is held.
+    pub fn far_opens(&mut self, segment: &Segment) -> bool {
+        let is_answer = segment.flags.ack && segment.acknowledged == self.base;
+        if is_answer && matches!(self.server, Server::Silent) {
+            let first = segment.sequence.wrapping_add(1);
+            self.server = Server::Opened { first, next: first, bytes: Vec::new() };
         }
+        is_answer
     }
 
     /// The name that was judged.
@@ -196,6 +213,9 @@ impl Hold {
         if segment.flags.urg {
             return Step::Refuse("it has urgent data, which a server could leave out");
         }
+        if !self.acknowledges_known(segment) {
+            return Step::Keep;
+        }
         if self.stage == Stage::Collects {
             return self.collect(copied, segment, payload, now);
         }
@@ -204,13 +224,48 @@ impl Hold {
         let is_old = after(to, end) >= 0;
         match self.stage {
             _ if payload.is_empty() => Step::Send(vec![copied.clone()]),
-            Stage::Sent if after(segment.sequence, end) > 0 => Step::Send(self.copies()),
+            Stage::Sent if after(segment.sequence, end) > 0 => self.resend(segment.sequence, to, now),
             // The far side has it, and ignores it.
             Stage::Acknowledged if is_old => Step::Send(vec![copied.clone()]),
             // The server may ask for another first message. Until it has not, nothing follows the first one.
             _ if !self.is_second && !matches!(self.server, Server::Known) => Step::Keep,
             _ => Step::Send(vec![copied.clone()]),
         }
+    }
+
+    /// Whether an empty segment of the guest passes: one at the end of what the far side may have. A far side
+    /// that keeps no state before the connection is open takes the number of its first segment from the
+    /// guest, within some bytes (`SYN` cookies).
+    pub fn passes_empty(&self, segment: &Segment) -> bool {
+        let ends = [self.base, self.sent_up_to(), self.sent_up_to().wrapping_add(1)];
+        ends.contains(&segment.sequence) && self.acknowledges_known(segment)
+    }
+
+    /// Whether a segment of the guest acknowledges no more than the far side has sent, and no less.
+    fn acknowledges_known(&self, segment: &Segment) -> bool {
+        match self.server {
+            Server::Silent => false,
+            Server::Opened { first, next, .. } => {
+                let acknowledged = segment.acknowledged;
+                segment.flags.ack && after(first, acknowledged) >= 0 && after(acknowledged, next) >= 0
+            }
+            Server::Known => true,
+        }
+    }
+
+    /// The name that was judged, if one was.
+    pub fn judged(&self) -> Option<Option<&Name>> {
+        self.name.as_ref().map(Option::as_ref)
+    }
+
+    /// Sends the copies again that a segment covers, at most as often as a guest would.
+    fn resend(&mut self, from: u32, to: u32, now: Instant) -> Step {
+        if self.resent.is_some_and(|resent| now < resent + BETWEEN_RESENDS) {
+            return Step::Keep;
+        }
+        self.resent = Some(now);
+        let is_covered = |kept: &&Kept| after(from, kept.to) > 0 && after(kept.from, to) > 0;
+        Step::Send(self.kept.iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
     }
 
     fn collect(&mut self, copied: &Copied, segment: &Segment, payload: &[u8], now: Instant) -> Step {
@@ -225,6 +280,10 @@ impl Hold {
             self.give_back();
         } else if from != end {
             return Step::Keep;
+        }
+        if segment.flags.fin && payload.is_empty() && self.bytes.is_empty() && !self.is_second {
+            // Nothing was asked for.
+            return Step::Send(vec![copied.clone()]);
         }
         if segment.flags.fin {
             return Step::Refuse("it ends before its first message does");
@@ -275,6 +334,16 @@ impl Hold {
 
     /// Takes a segment of the far side, with its payload.
     pub fn far(&mut self, segment: &Segment, payload: &[u8]) -> FarStep {
+        let known = after(self.base, segment.acknowledged);
+        if matches!(self.server, Server::Silent) {
+            // A connection of before, of which the far side still has its half. The guest resets it.
+            return if payload.is_empty() { FarStep::Pass } else { FarStep::Drop };
+        }
+        if segment.flags.ack
+            && (known < 0 || after(segment.acknowledged, self.sent_up_to().wrapping_add(1)) < 0)
+        {
+            return FarStep::Refuse("its far side acknowledges what was not sent");
+        }
         if segment.flags.ack && self.stage == Stage::Sent {
             self.acknowledge(segment.acknowledged);
         }
@@ -302,7 +371,7 @@ impl Hold {
 
     /// Reads the first bytes of the far side, in order. Returns a step if the segment does not just pass.
     fn listen(&mut self, segment: &Segment, payload: &[u8]) -> Option<FarStep> {
-        let Server::Opened { next, bytes } = &mut self.server else { return None };
+        let Server::Opened { next, bytes, .. } = &mut self.server else { return None };
         if payload.is_empty() || self.is_second {
             return None;
         }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use crate::error::Result;
+use crate::host::HostNetwork;
 use crate::name::{Name, NamePattern};
 use crate::nets::Nets;
 use crate::policy::{Action, Denial, Ech, Policy};
@@ -35,6 +36,8 @@ pub enum Reason {
     Unclear(&'static str),
     /// It hides a name behind another one (ECH), which the policy refuses.
     Encrypted,
+    /// The host has no default route of this version of IP.
+    NoRoute,
 }
 
 impl fmt::Display for Reason {
@@ -46,6 +49,7 @@ impl fmt::Display for Reason {
             Self::Hidden => f.write_str("it hides the name, and rules are about names"),
             Self::Unclear(why) => f.write_str(why),
             Self::Encrypted => f.write_str("it encrypts its name (ECH)"),
+            Self::NoRoute => f.write_str("the host has no default route of this version of IP"),
         }
     }
 }
@@ -92,8 +96,9 @@ struct List {
     nets: Nets,
     /// Rules about any address.
     any: Vec<usize>,
-    /// Rules about any name: those about any address, about all of IPv4, and about all of IPv6 if they allow.
-    any_name: Vec<usize>,
+    /// Rules about questions for any name: those about any address, about all of IPv4, and about all of IPv6
+    /// if they allow.
+    any_question: Vec<usize>,
     exact: HashMap<Name, Vec<usize>>,
     below: HashMap<Name, Vec<usize>>,
 }
@@ -106,13 +111,13 @@ impl List {
             match &rule.target {
                 Target::Any => {
                     list.any.push(number);
-                    list.any_name.push(number);
+                    list.any_question.push(number);
                 }
                 Target::Net(net) => {
                     list.nets.add(*net, number);
                     // A policy that denies IPv6 does not deny names.
                     if net.prefix_len() == 0 && (allows || matches!(net, IpNet::V4(_))) {
-                        list.any_name.push(number);
+                        list.any_question.push(number);
                     }
                 }
                 Target::Names(NamePattern::Exact(name)) => {
@@ -126,6 +131,14 @@ impl List {
         list
     }
 
+    fn any(&self) -> &[usize] {
+        &self.any
+    }
+
+    fn any_question(&self) -> &[usize] {
+        &self.any_question
+    }
+
     /// Whether a rule is about names.
     fn has_names(&self) -> bool {
         !self.exact.is_empty() || !self.below.is_empty()
@@ -136,10 +149,10 @@ impl List {
         self.nets.with(address).chain(self.any.iter().copied()).map(|number| &self.rules[number])
     }
 
-    /// The rules about a name, the narrowest first.
-    fn about_name(&self, name: &Name) -> impl Iterator<Item = &Rule> {
+    /// The rules about a name, the narrowest first, and then those of `others`.
+    fn about_name<'a>(&'a self, name: &Name, others: &'a [usize]) -> impl Iterator<Item = &'a Rule> {
         let below = name.with_parents().skip(1).filter_map(|above| self.below.get(above)).flatten();
-        let numbers = self.exact.get(name).into_iter().flatten().chain(below).chain(&self.any_name);
+        let numbers = self.exact.get(name).into_iter().flatten().chain(below).chain(others);
         numbers.map(|number| &self.rules[*number])
     }
 }
@@ -156,6 +169,8 @@ pub struct Judge {
     deny: Arc<List>,
     closed: Nets,
     ranges: Vec<Range>,
+    /// Whether the host routes IPv4 and IPv6. Absent if nothing is known of the host.
+    routes: Option<(bool, bool)>,
 }
 
 impl Judge {
@@ -164,12 +179,22 @@ impl Judge {
     /// # Errors
     /// As [`Policy::check`].
     pub fn new(policy: &Policy, of_host: impl IntoIterator<Item = IpNet>) -> Result<Self> {
+        let addresses = of_host.into_iter().collect();
+        let network = HostNetwork { addresses, routes_v4: true, routes_v6: true };
+        Ok(Self::without_host(policy)?.with_host(&network))
+    }
+
+    /// Makes a policy ready, but for the host: [`Self::with_host`] comes before the first verdict.
+    ///
+    /// # Errors
+    /// As [`Policy::check`].
+    pub fn without_host(policy: &Policy) -> Result<Self> {
         policy.check()?;
         let (allow, deny) = (List::new(&policy.allow, true), List::new(&policy.deny, false));
         let Policy { default, denial, ech, .. } = *policy;
         let (closed, ranges) = (Nets::default(), Vec::new());
-        let rules = Self { default, denial, ech, allow: allow.into(), deny: deny.into(), closed, ranges };
-        Ok(rules.with_host_addresses(of_host))
+        let (allow, deny) = (allow.into(), deny.into());
+        Ok(Self { default, denial, ech, allow, deny, closed, ranges, routes: None })
     }
 
     /// The judge of a VM without a policy, which allows everything.
@@ -178,17 +203,38 @@ impl Judge {
         let Policy { default, denial, ech, .. } = Policy::default();
         let none = |is_allow| Arc::new(List::new(&[], is_allow));
         let (closed, ranges) = (Nets::default(), Vec::new());
-        Self { default, denial, ech, allow: none(true), deny: none(false), closed, ranges }
+        Self { default, denial, ech, allow: none(true), deny: none(false), closed, ranges, routes: None }
     }
 
-    /// The same policy on a host with these addresses.
+    /// Whether the network of the host is known.
     #[must_use]
-    pub fn with_host_addresses(&self, of_host: impl IntoIterator<Item = IpNet>) -> Self {
-        let of_host = of_host.into_iter().map(|net| Range { net, kind: RangeKind::Host });
+    pub fn knows_host(&self) -> bool {
+        self.routes.is_some()
+    }
+
+    /// The same policy on a host with this network.
+    #[must_use]
+    pub fn with_host(&self, network: &HostNetwork) -> Self {
+        let of_host = network.addresses.iter().map(|net| Range { net: *net, kind: RangeKind::Host });
         let ranges: Vec<_> = RANGES.into_iter().chain(of_host).collect();
         let mut closed = Nets::default();
         ranges.iter().enumerate().for_each(|(number, range)| closed.add(range.net, number));
-        Self { closed, ranges, ..self.clone() }
+        let routes = Some((network.routes_v4, network.routes_v6));
+        Self { closed, ranges, routes, ..self.clone() }
+    }
+
+    /// Whether this is the policy on a host with this network.
+    #[must_use]
+    pub fn is_of_host(&self, network: &HostNetwork) -> bool {
+        let own = self.ranges.iter().filter(|range| range.kind == RangeKind::Host).map(|range| range.net);
+        own.eq(network.addresses.iter().copied())
+            && self.routes == Some((network.routes_v4, network.routes_v6))
+    }
+
+    /// Whether the host has a default route of an address's version of IP.
+    #[must_use]
+    pub fn is_routed(&self, address: IpAddr) -> bool {
+        self.routes.is_some_and(|(v4, v6)| if address.is_ipv4() { v4 } else { v6 })
     }
 
     /// Judges a packet to an address. `port` is that of the far side; ICMP has none. An address of IPv6 that
@@ -222,9 +268,14 @@ impl Judge {
     /// Whether an address lies in a closed range of which no allowing network opens this part.
     #[must_use]
     pub fn is_closed(&self, address: IpAddr) -> bool {
+        self.is_closed_to(address, |_| true)
+    }
+
+    /// As [`Self::is_closed`], with these rules alone.
+    fn is_closed_to(&self, address: IpAddr, counts: impl Fn(&Rule) -> bool) -> bool {
         forms(address).any(|form| {
             let closed = self.closed_ranges(form);
-            let opens = |rule: &Rule| closed.iter().all(|range| lies_in(rule, range));
+            let opens = |rule: &Rule| counts(rule) && closed.iter().all(|range| lies_in(rule, range));
             !closed.is_empty() && !self.allow.about_address(form).any(opens)
         })
     }
@@ -241,7 +292,7 @@ impl Judge {
     #[must_use]
     pub fn name(&self, protocol: Protocol, name: &Name, port: u16) -> Verdict {
         let is_about = |rule: &&Rule| rule.is_about(protocol, port);
-        self.by_name(name, is_about, is_about)
+        self.by_name(name, false, is_about, is_about)
     }
 
     /// Judges a question for a name: it is allowed if a connection to any port may be. A rule about port 53
@@ -252,18 +303,25 @@ impl Judge {
             true => rule.protocol.is_none(),
             false => rule.is_about(Protocol::Udp, DNS),
         };
-        self.by_name(name, |_| true, denies)
+        self.by_name(name, true, |_| true, denies)
+    }
+
+    /// Whether a rule is about names.
+    #[must_use]
+    pub fn has_names(&self) -> bool {
+        self.allow.has_names() || self.deny.has_names()
     }
 
     /// Judges a connection that begins, to an address that these names were resolved to. An allowing rule
     /// about the address goes before those about names; no name opens a closed range.
     #[must_use]
     pub fn gate(&self, protocol: Protocol, (address, port): (IpAddr, u16), names: &[Name]) -> Gate {
+        let is_about = |rule: &Rule| rule.is_about(protocol, port);
         let reason = match self.address(protocol, address, port) {
             Verdict::Allow(Reason::Rule(_)) => return Gate::Open,
             Verdict::Allow(_) if !self.deny.has_names() => return Gate::Open,
             Verdict::Allow(_) => None,
-            Verdict::Deny(reason) if !self.allow.has_names() || self.is_closed(address) => {
+            Verdict::Deny(reason) if !self.allow.has_names() || self.is_closed_to(address, is_about) => {
                 return Gate::Closed(reason);
             }
             Verdict::Deny(reason) => Some(reason),
@@ -301,13 +359,15 @@ impl Judge {
     fn by_name(
         &self,
         name: &Name,
+        is_question: bool,
         allows: impl FnMut(&&Rule) -> bool,
         denies: impl FnMut(&&Rule) -> bool,
     ) -> Verdict {
-        if let Some(rule) = self.allow.about_name(name).find(allows) {
+        let others = if is_question { List::any_question } else { List::any };
+        if let Some(rule) = self.allow.about_name(name, others(&self.allow)).find(allows) {
             return Verdict::Allow(Reason::Rule(rule.to_string()));
         }
-        match self.deny.about_name(name).find(denies) {
+        match self.deny.about_name(name, others(&self.deny)).find(denies) {
             Some(rule) => Verdict::Deny(Reason::Rule(rule.to_string())),
             None => self.by_default(),
         }
@@ -335,260 +395,5 @@ fn lies_in(rule: &Rule, range: &Range) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rule::Protocol::{Icmp, Tcp, Udp};
-
-    const HOST: &str = "198.51.100.7";
-
-    fn judge(text: &str) -> Judge {
-        Judge::new(&serde_json::from_str(text).unwrap(), [HOST.parse::<IpAddr>().unwrap().into()]).unwrap()
-    }
-
-    fn reason(verdict: &Verdict) -> String {
-        match verdict {
-            Verdict::Allow(reason) => format!("allow: {reason}"),
-            Verdict::Deny(reason) => format!("deny: {reason}"),
-        }
-    }
-
-    fn address(judge: &Judge, protocol: Protocol, address: &str, port: u16) -> String {
-        reason(&judge.address(protocol, address.parse().unwrap(), port))
-    }
-
-    fn name(text: &str) -> Name {
-        Name::parse(text).unwrap()
-    }
-
-    #[test]
-    fn open_judge_allows_every_address_and_name() {
-        let judge = Judge::open();
-        for target in ["192.0.2.1", "127.0.0.1", "169.254.169.254", "10.1.2.3", "fd00::1", "::1"] {
-            assert_eq!(address(&judge, Tcp, target, 443), "allow: no rule", "{target}");
-            assert!(!judge.is_closed(target.parse().unwrap()), "{target}");
-        }
-        assert!(judge.question(&name("example.org")).is_allow());
-    }
-
-    #[test]
-    fn without_rules_the_internet_is_open_and_the_surroundings_are_closed() {
-        let judge = judge("{}");
-        for (target, verdict) in [
-            ("192.0.2.1", "allow: no rule"),
-            ("2001:db8::1", "allow: no rule"),
-            (HOST, "deny: address of the host"),
-            ("::ffff:198.51.100.7", "deny: address of the host"),
-            ("127.0.0.1", "deny: loopback address"),
-            ("169.254.169.254", "deny: link-local address"),
-            ("10.1.2.3", "deny: private address"),
-            ("fd00::1", "deny: private address"),
-        ] {
-            assert_eq!(address(&judge, Tcp, target, 443), verdict, "{target}");
-        }
-    }
-
-    #[test]
-    fn ipv6_that_leads_to_ipv4_passes_if_both_addresses_do() {
-        let both = r#"{"default":"deny","allow":["64:ff9b::/96","192.0.2.1"]}"#;
-        for (policy, target, verdict) in [
-            ("{}", "64:ff9b::c000:201", "allow: no rule"),
-            (r#"{"deny":["::/0"]}"#, "64:ff9b::c000:201", "deny: rule ::/0"),
-            (r#"{"deny":["192.0.2.0/24"]}"#, "2002:c000:201::1", "deny: rule 192.0.2.0/24"),
-            (r#"{"default":"deny","allow":["0.0.0.0/0"]}"#, "2002:c000:201::1", "deny: no rule"),
-            (both, "64:ff9b::c000:201", "allow: rule 192.0.2.1"),
-            (both, "64:ff9b::c000:202", "deny: no rule"),
-        ] {
-            assert_eq!(address(&judge(policy), Tcp, target, 443), verdict, "{policy} {target}");
-        }
-    }
-
-    #[test]
-    fn allow_goes_before_deny() {
-        let judge = judge(
-            r#"{"default":"deny","allow":["192.0.2.0/24:443","icmp:*"],
-                "deny":["192.0.2.1","203.0.113.0/24"]}"#,
-        );
-        for (protocol, target, port, verdict) in [
-            (Tcp, "192.0.2.1", 443, "allow: rule 192.0.2.0/24:443"),
-            (Udp, "192.0.2.1", 443, "allow: rule 192.0.2.0/24:443"),
-            (Tcp, "192.0.2.1", 80, "deny: rule 192.0.2.1"),
-            (Tcp, "192.0.2.2", 80, "deny: no rule"),
-            (Icmp, "203.0.113.1", 0, "allow: rule icmp:*"),
-            (Tcp, "203.0.113.1", 443, "deny: rule 203.0.113.0/24"),
-        ] {
-            assert_eq!(address(&judge, protocol, target, port), verdict, "{protocol:?} {target} {port}");
-        }
-    }
-
-    #[test]
-    fn only_a_network_within_a_closed_range_opens_it() {
-        let judge = judge(
-            r#"{"allow":["*","0.0.0.0/0","8.0.0.0/6","10.1.0.0/16","198.51.100.0/24","169.254.169.254:80"]}"#,
-        );
-        for (target, port, verdict) in [
-            ("10.1.2.3", 443, "allow: rule 10.1.0.0/16"),
-            ("10.2.0.1", 443, "deny: private address"),
-            ("::ffff:10.1.2.3", 443, "allow: rule 10.1.0.0/16"),
-            ("169.254.169.254", 80, "allow: rule 169.254.169.254:80"),
-            ("169.254.169.254", 81, "deny: link-local address"),
-            // The network of the host is larger than the host.
-            (HOST, 22, "deny: address of the host"),
-            ("198.51.100.8", 22, "allow: rule 198.51.100.0/24"),
-            ("127.0.0.1", 443, "deny: loopback address"),
-        ] {
-            assert_eq!(address(&judge, Tcp, target, port), verdict, "{target} {port}");
-        }
-    }
-
-    #[test]
-    fn private_network_of_the_host_does_not_open_the_host() {
-        let policy = serde_json::from_str(r#"{"allow":["10.1.0.0/16","fd00::/8"]}"#).unwrap();
-        let host = ["10.1.0.5", "fd00::5", "fe80::5"].map(|address| address.parse::<IpAddr>().unwrap());
-        let judge = Judge::new(&policy, host.map(IpNet::from)).unwrap();
-        for (target, verdict) in [
-            ("10.1.0.5", "deny: address of the host"),
-            ("10.1.0.6", "allow: rule 10.1.0.0/16"),
-            ("fd00::5", "deny: address of the host"),
-            ("fd00::6", "allow: rule fd00::/8"),
-        ] {
-            assert_eq!(address(&judge, Tcp, target, 22), verdict, "{target}");
-        }
-        assert!(host.into_iter().all(|address| judge.is_foreign(address)));
-        assert!(!judge.is_foreign("10.1.0.6".parse().unwrap()));
-    }
-
-    #[test]
-    fn names_are_allowed_by_the_narrowest_rule() {
-        let judge = judge(
-            r#"{"default":"deny","allow":["example.org:443","*.example.org:443","api.test"],
-                "deny":["bad.example.org","*.api.test"]}"#,
-        );
-        for (host, port, verdict) in [
-            ("example.org", 443, "allow: rule example.org:443"),
-            ("example.org", 80, "deny: no rule"),
-            ("www.example.org", 443, "allow: rule *.example.org:443"),
-            ("bad.example.org", 443, "allow: rule *.example.org:443"),
-            ("bad.example.org", 80, "deny: rule bad.example.org"),
-            ("api.test", 1, "allow: rule api.test"),
-            ("x.api.test", 1, "deny: rule *.api.test"),
-            ("example.com", 443, "deny: no rule"),
-        ] {
-            assert_eq!(reason(&judge.name(Tcp, &name(host), port)), verdict, "{host}:{port}");
-        }
-    }
-
-    #[test]
-    fn question_is_allowed_if_any_port_is() {
-        for (policy, host, is_allowed) in [
-            ("{}", "example.org", true),
-            (r#"{"default":"deny"}"#, "example.org", false),
-            (r#"{"default":"deny","allow":["example.org:443"]}"#, "example.org", true),
-            (r#"{"default":"deny","allow":["example.org:443"]}"#, "www.example.org", false),
-            (r#"{"default":"deny","allow":["10.0.0.0/8"]}"#, "example.org", false),
-            (r#"{"default":"deny","allow":["*:443"]}"#, "example.org", true),
-            (r#"{"default":"deny","allow":["0.0.0.0/0"]}"#, "example.org", true),
-            (r#"{"deny":["example.org"]}"#, "example.org", false),
-            (r#"{"deny":["example.org:25"]}"#, "example.org", true),
-            (r#"{"deny":["udp:example.org"]}"#, "example.org", true),
-            (r#"{"deny":["*"],"allow":["*.org"]}"#, "example.org", true),
-        ] {
-            assert_eq!(judge(policy).question(&name(host)).is_allow(), is_allowed, "{policy} {host}");
-        }
-    }
-
-    #[test]
-    fn connection_to_an_address_of_a_name_is_judged_by_the_name() {
-        let by_name = r#"{"deny":["0.0.0.0/0","::/0"],"allow":["example.org:443,5432","192.0.2.9"]}"#;
-        let denied_name = r#"{"deny":["ads.test","old.test:22"]}"#;
-        let opened = r#"{"default":"deny","allow":["example.org","10.1.0.0/16"]}"#;
-        let example = &["example.org"][..];
-        let closed = |reason: &str| format!("closed: {reason}");
-        for (policy, protocol, target, port, names, expected) in [
-            (by_name, Tcp, "192.0.2.1", 443, example, "named".to_owned()),
-            (by_name, Tcp, "192.0.2.1", 5432, example, "open".to_owned()),
-            (by_name, Tcp, "192.0.2.1", 80, example, closed("rule 0.0.0.0/0")),
-            (by_name, Tcp, "192.0.2.1", 443, &[], closed("rule 0.0.0.0/0")),
-            (by_name, Tcp, "192.0.2.9", 22, example, "open".to_owned()),
-            (by_name, Tcp, "192.0.2.1", 443, &["a.test", "example.org"], "named".to_owned()),
-            (by_name, Udp, "192.0.2.1", 443, example, closed("it hides the name, and rules are about names")),
-            (opened, Tcp, "192.0.2.1", 853, example, closed("it hides the name, and rules are about names")),
-            (opened, Udp, "192.0.2.1", 853, example, closed("it hides the name, and rules are about names")),
-            (opened, Udp, "192.0.2.1", 123, example, "open".to_owned()),
-            (opened, Icmp, "192.0.2.1", 0, example, "open".to_owned()),
-            (opened, Icmp, "192.0.2.1", 0, &[], closed("no rule")),
-            // Each connection tells which of its address's names it means, on the ports where it can.
-            (denied_name, Tcp, "192.0.2.1", 443, &[], "named".to_owned()),
-            (denied_name, Tcp, "192.0.2.1", 80, example, "named".to_owned()),
-            (denied_name, Tcp, "192.0.2.1", 22, &["old.test"], closed("rule old.test:22")),
-            (denied_name, Tcp, "192.0.2.1", 23, &["old.test"], "open".to_owned()),
-            (denied_name, Udp, "192.0.2.1", 443, &[], closed("it hides the name, and rules are about names")),
-            ("{}", Udp, "192.0.2.1", 443, &[], "open".to_owned()),
-            ("{}", Tcp, "192.0.2.1", 443, &[], "open".to_owned()),
-            // A name that leads into a closed range opens nothing.
-            (by_name, Tcp, "127.0.0.1", 443, example, closed("rule 0.0.0.0/0")),
-            (opened, Tcp, "10.2.0.1", 443, example, closed("private address")),
-            (opened, Tcp, "10.1.0.1", 443, example, "open".to_owned()),
-            (opened, Tcp, HOST, 443, example, closed("address of the host")),
-        ] {
-            let names: Vec<_> = names.iter().map(|text| name(text)).collect();
-            let found = match judge(policy).gate(protocol, (target.parse().unwrap(), port), &names) {
-                Gate::Open => "open".to_owned(),
-                Gate::Named => "named".to_owned(),
-                Gate::Closed(reason) => closed(&reason.to_string()),
-            };
-            assert_eq!(found, expected, "{policy} {protocol:?} {target}:{port} {names:?}");
-        }
-    }
-
-    #[test]
-    fn connection_is_judged_by_the_name_that_it_begins_with() {
-        let by_name = r#"{"deny":["192.0.2.0/24"],"allow":["*.example.org:443"]}"#;
-        let only = r#"{"default":"deny","allow":["*.example.org:443"]}"#;
-        let denied = r#"{"deny":["*.ads.test"]}"#;
-        for (policy, target, host, verdict) in [
-            (only, "203.0.113.1", Some("a.example.org"), "allow: rule *.example.org:443"),
-            (only, "203.0.113.1", Some("example.org"), "deny: no rule"),
-            (only, "203.0.113.1", None, "deny: no rule"),
-            (by_name, "192.0.2.1", Some("a.example.org"), "allow: rule *.example.org:443"),
-            (by_name, "192.0.2.1", Some("other.test"), "deny: rule 192.0.2.0/24"),
-            (by_name, "192.0.2.1", None, "deny: rule 192.0.2.0/24"),
-            (denied, "203.0.113.1", Some("x.ads.test"), "deny: rule *.ads.test"),
-            (denied, "203.0.113.1", Some("other.test"), "allow: no rule"),
-            (denied, "203.0.113.1", None, "allow: no rule"),
-        ] {
-            let host = host.map(name);
-            let found = judge(policy).named((target.parse().unwrap(), 443), host.as_ref());
-            assert_eq!(reason(&found), verdict, "{policy} {target} {host:?}");
-        }
-    }
-
-    #[test]
-    fn network_of_all_addresses_is_about_all_names() {
-        let ipv4_alone = r#"{"deny":["::/0"]}"#;
-        let all_but = r#"{"deny":["0.0.0.0/0"],"allow":["example.org"]}"#;
-        for (policy, host, verdict) in [
-            (ipv4_alone, "example.org", "allow: no rule"),
-            (all_but, "example.org", "allow: rule example.org"),
-            (all_but, "other.test", "deny: rule 0.0.0.0/0"),
-            (r#"{"default":"deny","allow":["::/0"]}"#, "other.test", "allow: rule ::/0"),
-            (r#"{"default":"deny","allow":["udp:*:53"]}"#, "other.test", "allow: rule udp:*:53"),
-            (r#"{"default":"deny","allow":["10.0.0.0/8"]}"#, "other.test", "deny: no rule"),
-        ] {
-            assert_eq!(reason(&judge(policy).question(&name(host))), verdict, "{policy} {host}");
-        }
-    }
-
-    #[test]
-    fn ten_thousand_rules_are_looked_up_and_not_read_through() {
-        let nets =
-            (0..5_000_u32).map(|number| format!("198.{}.{}.0/24:443", 18 + number / 250 % 2, number % 250));
-        let names = (0..4_999).map(|number| format!("*.a{number}.example:443"));
-        let allow: std::collections::BTreeSet<_> = nets.chain(names).collect();
-        let allow = allow.iter().map(|rule| rule.parse().unwrap()).collect();
-        let policy = Policy { default: Action::Deny, allow, ..Policy::default() };
-        let judge = Judge::new(&policy, []).unwrap();
-        assert_eq!(address(&judge, Tcp, "198.18.7.9", 443), "allow: rule 198.18.7.0/24:443");
-        assert!(judge.name(Tcp, &name("x.a4998.example"), 443).is_allow());
-        assert!(!judge.name(Tcp, &name("x.a5000.example"), 443).is_allow());
-    }
-}
+#[path = "judge_tests.rs"]
+mod tests;

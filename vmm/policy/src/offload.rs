@@ -34,8 +34,12 @@ impl Offload {
         *self == Self::default()
     }
 
-    /// Whether this is the packet's own checksum, and its own version.
-    pub(crate) fn fits(&self, packet: &Packet) -> bool {
+    /// Whether this is the packet's own checksum, and its own version, in a frame of `len` bytes. The host
+    /// cuts by the length of the frame, and may make a payload of bytes behind the packet.
+    pub(crate) fn fits(&self, packet: &Packet, len: usize) -> bool {
+        if !self.is_none() && packet.payload.1 != len {
+            return false;
+        }
         let own = match packet.transport {
             Transport::Tcp(_) => OF_TCP,
             Transport::Udp { .. } => OF_UDP,

@@ -47,7 +47,8 @@ impl Pins {
 
     fn pin(&mut self, pin: Pin, address: IpAddr) {
         if self.by_address.len() >= MOST_ADDRESSES && !self.by_address.contains_key(&address) {
-            // The one that ends first gives way. A guest that asks for so many names has asked for it long ago.
+            // The one that ends first gives way. A guest that asks for so many names has asked for it long
+            // ago.
             let ends = |pins: &Vec<Pin>| pins.iter().map(|pin| pin.until).max();
             let first = self.by_address.iter().min_by_key(|(_, pins)| ends(pins));
             let first = first.map(|(address, _)| *address);
@@ -79,11 +80,13 @@ impl Pins {
         names
     }
 
-    /// The pins, for a snapshot.
-    pub fn save(&self) -> Vec<SavedPin> {
+    /// The pins that hold, for a snapshot. Those whose time is over hold while their address `is_in_use`.
+    pub fn save(&self, now: Instant, is_in_use: impl Fn(IpAddr) -> bool) -> Vec<SavedPin> {
         let of_address = |(address, pins): (&IpAddr, &Vec<Pin>)| {
             let address = *address;
-            pins.iter().map(move |pin| SavedPin { name: pin.name.clone(), address }).collect::<Vec<_>>()
+            let holds = |pin: &&Pin| now < pin.until || is_in_use(address);
+            let saved = |pin: &Pin| SavedPin { name: pin.name.clone(), address };
+            pins.iter().filter(holds).map(saved).collect::<Vec<_>>()
         };
         let mut saved: Vec<_> = self.by_address.iter().flat_map(of_address).collect();
         saved.sort_unstable_by(|a, b| (&a.name, a.address).cmp(&(&b.name, b.address)));
@@ -173,7 +176,9 @@ mod tests {
         let mut pins = Pins::default();
         pins.add(&name("b.test"), address("2001:db8::1"), 3600, start);
         pins.add(&name("a.test"), address("192.0.2.1"), 3600, start);
-        let saved = pins.save();
+        let saved = pins.save(after(start, 3609), |_| false);
+        assert!(pins.save(after(start, 3610), |_| false).is_empty());
+        assert_eq!(pins.save(after(start, 3610), |_| true), saved);
         assert_eq!(
             serde_json::to_string(&saved).unwrap(),
             r#"[{"name":"a.test","address":"192.0.2.1"},{"name":"b.test","address":"2001:db8::1"}]"#

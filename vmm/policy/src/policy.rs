@@ -34,7 +34,7 @@ pub enum Denial {
     Drop,
 }
 
-/// What is done with a connection of TLS that encrypts its name (ECH, RFC 9849).
+/// The fate of a connection of TLS that encrypts its name (ECH, RFC 9849).
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -75,7 +75,7 @@ pub struct Policy {
     /// The answer to denied packets.
     #[serde(default)]
     pub denial: Denial,
-    /// What is done with a connection of TLS that encrypts its name, where names are judged.
+    /// The fate of a connection of TLS that encrypts its name, where names are judged.
     #[serde(default, skip_serializing_if = "Ech::is_default")]
     pub ech: Ech,
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use etherparse::{Ethernet2Header, Icmpv4Type, Icmpv6Type, PacketBuilder, PacketBuilderStep};
 use etherparse::{IpHeaders, icmpv4, icmpv6};
 
-use crate::frame::{Content, ETHERNET, Frame, Packet, Segment, Transport};
+use crate::frame::{Content, ETHERNET, Frame, Mac, Packet, Segment, Transport};
 
 /// Routers that an answer may pass.
 const HOPS: u8 = 64;
@@ -65,29 +65,29 @@ fn reset(frame: &Frame, packet: &Packet, segment: &Segment) -> Option<Vec<u8>> {
     let back = back(frame, packet)?;
     let sequence = if segment.flags.ack { segment.acknowledged } else { 0 };
     let reset = back.tcp(segment.target, segment.source, sequence, 0).rst();
-    let (from, to) = packet.payload;
-    let taken = (to - from) as u32 + u32::from(segment.flags.syn) + u32::from(segment.flags.fin);
-    let reset = if segment.flags.ack { reset } else { reset.ack(segment.sequence.wrapping_add(taken)) };
+    let reset = if segment.flags.ack { reset } else { reset.ack(segment.end()) };
     let mut bytes = Vec::with_capacity(reset.size(0));
     reset.write(&mut bytes, &[]).ok()?;
     Some(bytes)
 }
 
-/// A reset of a connection for its far side, which expects the byte with this number next. The segment is the
-/// guest's.
-pub(crate) fn reset_to_far(
-    frame: &Frame,
-    packet: &Packet,
-    segment: &Segment,
+/// A reset from one end of a connection to the other one, which expects the byte with this number next.
+/// Returns
+/// `None` if the ends have two versions of IP.
+#[must_use]
+pub fn lone_reset(
+    (source, target): (Mac, Mac),
+    from: (IpAddr, u16),
+    to: (IpAddr, u16),
     sequence: u32,
 ) -> Option<Vec<u8>> {
-    let ethernet: PacketBuilderStep<Ethernet2Header> = PacketBuilder::ethernet2(frame.source, frame.target);
-    let ip = match (packet.source, packet.target) {
+    let ethernet: PacketBuilderStep<Ethernet2Header> = PacketBuilder::ethernet2(source, target);
+    let ip = match (from.0, to.0) {
         (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(from.octets(), to.octets(), HOPS),
         (IpAddr::V6(from), IpAddr::V6(to)) => ethernet.ipv6(from.octets(), to.octets(), HOPS),
         _ => return None,
     };
-    let reset = ip.tcp(segment.source, segment.target, sequence, 0).rst().ack(segment.acknowledged);
+    let reset = ip.tcp(from.1, to.1, sequence, 0).rst();
     let mut bytes = Vec::with_capacity(reset.size(0));
     reset.write(&mut bytes, &[]).ok()?;
     Some(bytes)

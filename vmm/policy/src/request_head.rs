@@ -3,6 +3,9 @@
 //! Every request of a connection is judged, so its end must be known. A head that two programs could read in
 //! two ways is refused: two hosts, two lengths, a line without a carriage return.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
+
 use httparse::{EMPTY_HEADER, Request, Status};
 
 use crate::name::Name;
@@ -13,18 +16,32 @@ pub const LONGEST_HEAD: usize = 16 << 10;
 const MOST_FIELDS: usize = 128;
 /// The port of a host without one.
 const PORT: u16 = 80;
+/// Longest body. Servers count in signed numbers.
+const LONGEST_BODY: u64 = i64::MAX as u64;
 
 /// The head of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestHead {
-    /// The name of the host. There is none for an address.
-    pub name: Option<Name>,
+    /// The host.
+    pub host: Host,
     /// The port that the request names.
     pub port: u16,
     /// The body behind the head.
     pub body: BodyLength,
-    /// Whether the client asks for another protocol on this connection, such as WebSocket.
+    /// Whether the client asks for WebSocket on this connection.
     pub upgrades: bool,
+    /// Lines of the head that go no further: they ask for other protocols, which would hide the hosts of
+    /// later requests (RFC 9110, section 7.8). They are in order.
+    pub left_out: Vec<Range<usize>>,
+}
+
+/// A host, as a request names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// A name.
+    Name(Name),
+    /// An address.
+    Address(IpAddr),
 }
 
 /// Where the body of a request ends.
@@ -56,7 +73,7 @@ pub fn read_head(bytes: &[u8]) -> HeadStart {
     let mut fields = [EMPTY_HEADER; MOST_FIELDS];
     let mut request = Request::new(&mut fields);
     let parsed = check_lines(known).and_then(|()| match request.parse(known) {
-        Ok(Status::Complete(len)) => head(&request).map(|head| HeadStart::Whole(head, len)),
+        Ok(Status::Complete(len)) => head(&request, known).map(|head| HeadStart::Whole(head, len)),
         Ok(Status::Partial) if known.len() == LONGEST_HEAD => Err("the head is too long"),
         Ok(Status::Partial) => Ok(HeadStart::Partial),
         Err(httparse::Error::TooManyHeaders) => Err("the head has too many fields"),
@@ -67,6 +84,10 @@ pub fn read_head(bytes: &[u8]) -> HeadStart {
 
 /// Checks that lines of the head end as RFC 9112 says: servers differ in what else they take for an end.
 fn check_lines(bytes: &[u8]) -> Read<()> {
+    // Programs differ in how many empty lines they skip.
+    if bytes.first().is_some_and(|first| b"\r\n".contains(first)) {
+        return Err("an empty line precedes the request");
+    }
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").map_or(bytes.len(), |at| at + 4);
     let head = &bytes[..end];
     let is_bare = |at: usize| match head[at] {
@@ -80,33 +101,43 @@ fn check_lines(bytes: &[u8]) -> Read<()> {
     }
 }
 
-fn head(request: &Request<'_, '_>) -> Read<RequestHead> {
+fn head(request: &Request<'_, '_>, bytes: &[u8]) -> Read<RequestHead> {
     let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
-    if method == "CONNECT" {
+    if method.eq_ignore_ascii_case("CONNECT") {
         return Err("CONNECT makes a tunnel to anywhere");
     }
     if method == "PRI" {
         return Err("this is HTTP/2");
     }
     let host = only(request, "host")?.ok_or("the request has no Host")?;
-    let (name, port) = authority(host)?;
-    // A proxy and a server may take either one.
-    if let Some(rest) = target.split_once("://").map(|(_, rest)| rest) {
+    let (host, port) = authority(host)?;
+    if target.starts_with('/') || target == "*" {
+        // The common form.
+    } else if let Some(rest) = target.split_once("://").map(|(_, rest)| rest) {
+        // A proxy and a server may take either one.
         let of_target = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        if !target.starts_with("http://") || authority(of_target)? != (name.clone(), port) {
+        if !target.starts_with("http://") || authority(of_target)? != (host.clone(), port) {
             return Err("the request's target has another host");
         }
-    } else if !target.starts_with('/') && target != "*" {
+    } else {
         return Err("the request's target is no path");
     }
     let upgrade = only(request, "upgrade")?;
-    if upgrade.is_some_and(|upgrade| upgrade.to_ascii_lowercase().contains("h2c")) {
-        return Err("HTTP/2 hides the hosts of later requests");
-    }
-    if request.headers.iter().any(|field| field.name.eq_ignore_ascii_case("http2-settings")) {
-        return Err("HTTP/2 hides the hosts of later requests");
-    }
-    Ok(RequestHead { name, port, body: body(request)?, upgrades: upgrade.is_some() })
+    let upgrades = upgrade.is_some_and(|upgrade| upgrade.trim().eq_ignore_ascii_case("websocket"));
+    let is_left_out = |field: &&httparse::Header<'_>| {
+        let is_upgrade = field.name.eq_ignore_ascii_case("upgrade");
+        is_upgrade && !upgrades || field.name.eq_ignore_ascii_case("http2-settings")
+    };
+    let left_out = request.headers.iter().filter(is_left_out).map(|field| line_of(bytes, field)).collect();
+    Ok(RequestHead { host, port, body: body(request)?, upgrades, left_out })
+}
+
+/// The place of a field's line in a head.
+fn line_of(bytes: &[u8], field: &httparse::Header<'_>) -> Range<usize> {
+    // The parser borrows names and values from the head.
+    let from = field.name.as_ptr() as usize - bytes.as_ptr() as usize;
+    let rest = bytes[from..].windows(2).position(|two| two == b"\r\n");
+    from..rest.map_or(bytes.len(), |len| from + len + 2)
 }
 
 /// The value of a field that may be there once.
@@ -119,29 +150,29 @@ fn only<'a>(request: &'a Request<'_, '_>, name: &str) -> Read<Option<&'a str>> {
     std::str::from_utf8(first.value).map(Some).map_err(|_| "a field has bytes that are no text")
 }
 
-/// A host and its port. An address gives no name.
-fn authority(text: &str) -> Read<(Option<Name>, u16)> {
+/// A host and its port.
+fn authority(text: &str) -> Read<(Host, u16)> {
     let wrong = "the host is no name and no address";
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (address, after) = rest.split_once(']').ok_or(wrong)?;
-            address.parse::<std::net::Ipv6Addr>().map_err(|_| wrong)?;
-            (None, after.strip_prefix(':').or(after.is_empty().then_some("80")))
+            let address = address.parse::<Ipv6Addr>().map_err(|_| wrong)?;
+            (Host::Address(address.into()), after.strip_prefix(':').or(after.is_empty().then_some("80")))
         }
         None => {
             let (host, port) = text.split_once(':').unwrap_or((text, "80"));
-            (Some(host), Some(port))
+            let host = match host.parse::<Ipv4Addr>() {
+                Ok(address) => Host::Address(address.into()),
+                // A server may take the dot for a part of another name.
+                Err(_) if host.ends_with('.') => return Err(wrong),
+                Err(_) => Host::Name(Name::parse(host).map_err(|_| wrong)?),
+            };
+            (host, Some(port))
         }
     };
     let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit())).ok_or(wrong)?;
     let port = if port.is_empty() { PORT } else { port.parse().map_err(|_| wrong)? };
-    let name = match host {
-        Some(host) if host.parse::<std::net::Ipv4Addr>().is_err() => {
-            Some(Name::parse(host).map_err(|_| wrong)?)
-        }
-        _ => None,
-    };
-    Ok((name, port))
+    Ok((host, port))
 }
 
 fn body(request: &Request<'_, '_>) -> Read<BodyLength> {
@@ -154,7 +185,7 @@ fn body(request: &Request<'_, '_>) -> Read<BodyLength> {
         }
         (None, Some(_)) => Err("the request's transfer coding is unknown"),
         (Some(length), None) => match length.parse() {
-            Ok(length) if length_is_plain(request) => Ok(BodyLength::Bytes(length)),
+            Ok(length) if length_is_plain(request) && length <= LONGEST_BODY => Ok(BodyLength::Bytes(length)),
             _ => Err("the request's length is no number"),
         },
     }
@@ -185,18 +216,21 @@ mod tests {
     #[test]
     fn host_and_the_length_of_the_body_are_found() {
         for (text, name, port, body) in [
-            ("GET / HTTP/1.1\r\nHost: Example.org\r\n\r\n", Some("example.org"), 80, 0),
-            ("GET / HTTP/1.0\r\nhost: example.org:8080\r\n\r\n", Some("example.org"), 8080, 0),
-            ("POST /a?b HTTP/1.1\r\nHost: a.test\r\nContent-Length: 12\r\n\r\n", Some("a.test"), 80, 12),
-            ("GET http://a.test/x HTTP/1.1\r\nHost: a.test\r\n\r\n", Some("a.test"), 80, 0),
-            ("OPTIONS * HTTP/1.1\r\nHost: a.test:\r\n\r\n", Some("a.test"), 80, 0),
-            ("GET / HTTP/1.1\r\nHost: 192.0.2.1\r\n\r\n", None, 80, 0),
-            ("GET / HTTP/1.1\r\nHost: [2001:db8::1]:81\r\n\r\n", None, 81, 0),
+            ("GET / HTTP/1.1\r\nHost: Example.org\r\n\r\n", "example.org", 80, 0),
+            ("GET / HTTP/1.0\r\nhost: example.org:8080\r\n\r\n", "example.org", 8080, 0),
+            ("POST /a?b HTTP/1.1\r\nHost: a.test\r\nContent-Length: 12\r\n\r\n", "a.test", 80, 12),
+            ("GET http://a.test/x HTTP/1.1\r\nHost: a.test\r\n\r\n", "a.test", 80, 0),
+            ("OPTIONS * HTTP/1.1\r\nHost: a.test:\r\n\r\n", "a.test", 80, 0),
+            ("GET / HTTP/1.1\r\nHost: 192.0.2.1\r\n\r\n", "192.0.2.1", 80, 0),
+            ("GET / HTTP/1.1\r\nHost: [2001:db8::1]:81\r\n\r\n", "2001:db8::1", 81, 0),
         ] {
             let head = whole(text);
-            let expected = name.map(|name| Name::parse(name).unwrap());
+            let expected = match name.parse() {
+                Ok(address) => Host::Address(address),
+                Err(_) => Host::Name(Name::parse(name).unwrap()),
+            };
             assert_eq!(
-                (head.name, head.port, head.body),
+                (head.host, head.port, head.body),
                 (expected, port, BodyLength::Bytes(body)),
                 "{text}"
             );
@@ -208,9 +242,30 @@ mod tests {
     }
 
     #[test]
+    fn requests_for_other_protocols_are_left_out() {
+        for upgrade in ["h2c", "TLS/1.2", "connect-udp", "h2c, websocket", "websocket, h2c"] {
+            let text = format!(
+                "GET /a?next=http://b.test/ HTTP/1.1\r\nupgrade:  {upgrade} \r\nHost: a.test\r\n\
+                 HTTP2-Settings: AA\r\nConnection: Upgrade, HTTP2-Settings\r\n\r\n"
+            );
+            let head = whole(&text);
+            let left_out: Vec<_> = head.left_out.iter().map(|line| &text[line.clone()]).collect();
+            let expected = [format!("upgrade:  {upgrade} \r\n"), "HTTP2-Settings: AA\r\n".to_owned()];
+            assert_eq!((left_out, head.upgrades), (expected.iter().map(String::as_str).collect(), false));
+        }
+        let text = "GET / HTTP/1.1\r\nHost: a.test\r\nUpgrade: WebSocket\r\n\r\n";
+        assert!(whole(text).upgrades && whole(text).left_out.is_empty());
+    }
+
+    #[test]
     fn ambiguous_heads_are_refused() {
         for (head, words) in [
             ("CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\n", "tunnel"),
+            ("connect a.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\n", "tunnel"),
+            ("\r\n\r\nGET / HTTP/1.1\nHost: a.test\n\n", "empty line"),
+            ("\nGET / HTTP/1.1\r\nHost: a.test\r\n\r\n", "empty line"),
+            ("GET http://192.0.2.1/ HTTP/1.1\r\nHost: 192.0.2.2\r\n\r\n", "another host"),
+            ("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 9223372036854775808\r\n\r\n", "no number"),
             ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "no request of HTTP/1"),
             ("GET / HTTP/1.1\r\n\r\n", "no Host"),
             ("GET / HTTP/1.1\r\nHost: a.test\r\nHost: b.test\r\n\r\n", "twice"),
@@ -221,6 +276,7 @@ mod tests {
             ("GET a.test HTTP/1.1\r\nHost: a.test\r\n\r\n", "no path"),
             ("GET / HTTP/1.1\r\nHost: a.test, b.test\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost: a.test/b.test\r\n\r\n", "no name"),
+            ("GET / HTTP/1.1\r\nHost: a.test.\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost: a.test:80:81\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost: a.test:+80\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost:\r\n\r\n", "no name"),
@@ -230,8 +286,7 @@ mod tests {
             ("GET / HTTP/1.1\nHost: a.test\n\n", "carriage return"),
             ("GET / HTTP/1.1\r\nHost: a.test\nHost: b.test\r\n\r\n", "carriage return"),
             ("GET / HTTP/1.1\r\nX: a\rHost: b.test\r\nHost: a.test\r\n\r\n", "carriage return"),
-            ("GET / HTTP/1.1\r\nHost: a.test\r\nUpgrade: h2c\r\n\r\n", "HTTP/2"),
-            ("GET / HTTP/1.1\r\nHost: a.test\r\nHTTP2-Settings: AA\r\n\r\n", "HTTP/2"),
+            ("GET /x HTTP/1.1\r\nHost: a.test\r\nUpgrade: h2c\r\nUpgrade: websocket\r\n\r\n", "twice"),
             ("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", "twice"),
             ("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: +1\r\n\r\n", "no number"),
             ("POST / HTTP/1.0\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n", "unknown"),

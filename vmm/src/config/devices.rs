@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize, Serializer};
-use volt_policy::Policy;
+use volt_policy::{IpNet, Policy};
 
 use super::metadata::MetadataConfig;
 use super::{FileRef, MIB, SocketPath};
@@ -195,6 +195,12 @@ pub struct NetConfig {
     /// another address than the guest has asked. Other backends ignore it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dns_forward: bool,
+    /// With a tap, the addresses or networks that the guest may have, such as `172.16.0.2/32`. Under a
+    /// policy, frames with others are dropped. Without one given, any address passes that no other machine
+    /// has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub addresses: Vec<IpNet>,
     /// Rate limit of packets to the guest.
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     pub receive_limit: RateLimit,

@@ -2,6 +2,7 @@
 //! They change the configuration before a machine is made from it, never the saved state.
 
 use serde::{Deserialize, Serialize};
+use volt_policy::{IpNet, Policy};
 
 use super::devices::{ConsoleConfig, Devices, NetBackend, NetConfig, RateLimit};
 use super::{FileRef, SocketPath};
@@ -21,6 +22,28 @@ pub struct Overrides {
     pub vsock: Option<VsockOverride>,
     /// Another socket for the console beside the serial port.
     pub console: Option<ConsoleConfig>,
+    /// Another policy of the network interfaces, in place of the whole one.
+    pub policy: Option<PolicyOverride>,
+}
+
+/// Another policy of the network interfaces.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(untagged)]
+pub enum PolicyOverride {
+    /// This one.
+    Policy(Policy),
+    /// `"none"`: the guest may reach all that the interfaces reach.
+    Without(Without),
+}
+
+/// The absence of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Without {
+    /// There is none.
+    None,
 }
 
 /// Another file for a disk.
@@ -87,6 +110,10 @@ pub struct NetOverride {
     /// Its hardware address. A running guest does not read it again by itself.
     #[serde(default)]
     pub mac: Option<String>,
+    /// With a tap, the addresses or networks that the guest may have. An empty list leaves those of before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub addresses: Vec<IpNet>,
     /// Rate limit of packets to the guest.
     #[serde(default)]
     pub receive_limit: Option<RateLimit>,
@@ -116,7 +143,7 @@ impl Overrides {
     /// [`Error::Config`] if a device does not exist, the changed devices are invalid, or a network had a
     /// descriptor of the process that ran the VM, and gets no other backend.
     pub fn apply(self, devices: &mut Devices) -> Result<()> {
-        let Self { disks, networks, vsock, console } = self;
+        let Self { disks, networks, vsock, console, policy } = self;
         let is_replaced = |id: &str| networks.iter().any(|given| given.id == id && given.backend.is_some());
         let is_lost = |network: &&NetConfig| {
             matches!(network.backend, NetBackend::TapDescriptor(_)) && !is_replaced(&network.id)
@@ -135,11 +162,14 @@ impl Overrides {
             disk.layer_size = layer_size.or(disk.layer_size);
             change(&mut disk.limit, limit);
         }
-        for NetOverride { id, backend, mac, receive_limit, transmit_limit } in networks {
+        for NetOverride { id, backend, mac, addresses, receive_limit, transmit_limit } in networks {
             let network = devices.networks.iter_mut().find(|network| network.id == id);
             let network = network.ok_or_else(|| unknown("networks", &id))?;
             set(&mut network.backend, backend);
             network.mac = mac.or(network.mac.take());
+            if !addresses.is_empty() {
+                network.addresses = addresses;
+            }
             change(&mut network.receive_limit, receive_limit);
             change(&mut network.transmit_limit, transmit_limit);
         }
@@ -151,6 +181,11 @@ impl Overrides {
         if console.is_some() {
             let own = devices.console.as_mut().ok_or_else(|| no_such("console"))?;
             set(own, console);
+        }
+        match policy {
+            Some(PolicyOverride::Policy(policy)) => devices.policy = Some(policy),
+            Some(PolicyOverride::Without(Without::None)) => devices.policy = None,
+            None => {}
         }
         devices.validate()
     }
@@ -193,6 +228,20 @@ mod tests {
         assert_eq!(devices.disks[1].layer, None);
         assert_eq!(devices.vsock, Some(VsockConfig { cid: 4, socket: "/v".into() }));
         assert_eq!(devices.console, Some(ConsoleConfig { socket: "/d".into() }));
+    }
+
+    #[test]
+    fn policy_is_replaced_as_a_whole_or_removed() {
+        let mut devices: Devices = serde_json::from_str(r#"{"policy":{"deny":["*:25"]}}"#).unwrap();
+        let mut apply = |text: &str| {
+            serde_json::from_str::<Overrides>(text).unwrap().apply(&mut devices).unwrap();
+            serde_json::to_string(&devices.policy).unwrap()
+        };
+        assert!(apply("{}").contains("*:25"));
+        let replaced = apply(r#"{"policy":{"allow":["example.org"]}}"#);
+        assert!(replaced.contains("example.org") && !replaced.contains("*:25"), "{replaced}");
+        assert_eq!(apply(r#"{"policy":"none"}"#), "null");
+        assert!(serde_json::from_str::<Overrides>(r#"{"policy":"some"}"#).is_err());
     }
 
     #[test]

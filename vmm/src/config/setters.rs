@@ -1,7 +1,7 @@
 //! Constructors and setters of the configuration, for programs. A field that no setter changes has the
 //! default of a configuration file.
 
-use volt_policy::Policy;
+use volt_policy::{IpNet, Policy};
 
 use super::devices::{
     BalloonConfig, Bucket, Cache, ConsoleConfig, Devices, DiskConfig, Engine, NetBackend, NetConfig,
@@ -241,6 +241,7 @@ impl NetConfig {
             mtu: None,
             offload: true,
             dns_forward: false,
+            addresses: Vec::new(),
             receive_limit: RateLimit::default(),
             transmit_limit: RateLimit::default(),
         }
@@ -271,6 +272,13 @@ impl NetConfig {
     #[must_use]
     pub fn dns_forward(mut self, dns_forward: bool) -> Self {
         self.dns_forward = dns_forward;
+        self
+    }
+
+    /// Addresses or networks that the guest may have, with a tap.
+    #[must_use]
+    pub fn addresses(mut self, addresses: impl IntoIterator<Item = IpNet>) -> Self {
+        self.addresses = addresses.into_iter().collect();
         self
     }
 

@@ -11,7 +11,9 @@
 //! The addresses mean nothing outside of the VM. passt translates to and from sockets of the host, so that a
 //! network of the same numbers stays in reach, except for the guest's own address.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use volt_policy::{IpNet, Ipv6Net};
 
 /// Addresses of one version of IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,3 +48,9 @@ pub const IPV6: UserNetwork<Ipv6Addr> = UserNetwork {
 pub const LONGEST_PACKET: u16 = 65_520;
 /// Longest packet with nat, if no other is configured.
 pub const ETHERNET_PACKET: u16 = 1500;
+
+/// The networks that have the guest's addresses.
+pub(crate) fn guest_addresses() -> Vec<IpNet> {
+    let v6 = Ipv6Net::new_assert(IPV6.address, IPV6.prefix).trunc();
+    vec![IpAddr::V4(IPV4.address).into(), v6.into()]
+}

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::Counter;
 use super::histogram::{Durations, Histogram};
 use super::metadata::{MetadataCounters, MetadataMetrics};
+use super::policy::{PolicyCounters, PolicyMetrics};
 
 /// Most queues of a device.
 const QUEUES: usize = 5;
@@ -63,6 +64,8 @@ pub struct DeviceCounters {
     pub connections: ConnectionCounters,
     /// The metadata service of a network device.
     pub metadata: MetadataCounters,
+    /// The policy of a network device.
+    pub policy: PolicyCounters,
 }
 
 #[derive(Debug, Default)]
@@ -111,6 +114,8 @@ pub struct DeviceMetrics {
     pub connections_ended: u64,
     /// Work of the metadata service. Only a network device has one.
     pub metadata: MetadataMetrics,
+    /// Acts of its policy. Only a network device has one.
+    pub policy: PolicyMetrics,
 }
 
 /// DeviceOperations of one kind.
@@ -170,6 +175,7 @@ impl DeviceCounters {
             failures: Counter::default(),
             connections: ConnectionCounters::default(),
             metadata: MetadataCounters::default(),
+            policy: PolicyCounters::default(),
         }
     }
 
@@ -246,6 +252,7 @@ impl DeviceCounters {
             connections: self.connections.made.get(),
             connections_ended: self.connections.ended.get(),
             metadata: self.metadata.read(),
+            policy: self.policy.read(),
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod exits;
 pub mod faults;
 pub mod histogram;
 pub mod metadata;
+pub mod policy;
 pub mod snapshots;
 pub mod time_spread;
 

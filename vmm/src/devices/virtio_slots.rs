@@ -73,7 +73,7 @@ pub(super) fn fill(
     events: &Arc<Events>,
 ) -> Result<(Vec<Slot>, Handles)> {
     let mut handles = Handles::default();
-    let named = make(devices, ram, &mut handles)?;
+    let named = make(devices, ram, &mut handles, events)?;
     let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
         let place = place(number);
         let mut transport = Transport::new(&name, Arc::clone(&device), ram.clone())?;
@@ -104,7 +104,12 @@ fn place(number: usize) -> BusRange {
 /// A device without a slot, and its name.
 type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
 
-fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<Named>> {
+fn make(
+    devices: &Devices,
+    ram: &GuestRam,
+    handles: &mut Handles,
+    events: &Arc<Events>,
+) -> Result<Vec<Named>> {
     let mut made: Vec<Named> = Vec::with_capacity(devices.count());
     for disk in &devices.disks {
         let block = if devices.allow_shared { Block::open_shared(disk) } else { Block::open(disk) }?;
@@ -115,11 +120,15 @@ fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<
         made.push((disk_name(&disk.id), block as _));
         step_done("  disk");
     }
-    let judge =
-        devices.policy.as_ref().filter(|_| !devices.networks.is_empty()).map(net::judge).transpose()?;
+    let judge = devices
+        .policy
+        .as_ref()
+        .filter(|_| !devices.networks.is_empty())
+        .map(net::judge_of_start)
+        .transpose()?;
     for network in &devices.networks {
         let mut net = Net::open(network)?;
-        net.obey(network, judge.as_ref());
+        net.obey(network, judge.as_ref(), events);
         let serves = |metadata: &&MetadataConfig| metadata.networks.contains(&network.id);
         if let Some(metadata) = devices.metadata.as_ref().filter(serves) {
             net.serve_metadata(metadata);

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use volt_policy::IpNet;
 
 use super::call::{PathCall, PathText};
 use super::program::{ProgramPattern, ProgramStart};
@@ -75,8 +74,8 @@ pub(super) enum Request {
     HolderOfTap { name: String },
     /// Tells which process listens at a TCP port.
     HolderOfPort { port: u16 },
-    /// Lists the addresses of the host.
-    HostAddresses,
+    /// Reads the network of the host.
+    HostNetwork,
     /// Starts a resolver.
     StartResolver,
     /// Makes a network by address translation, after [`Request::Seal`] for a VM that has one.
@@ -97,7 +96,6 @@ pub(super) enum Answer {
     Path(PathText),
     Text(String),
     Holder(Option<Holder>),
-    Addresses(Vec<IpNet>),
     /// The tap of a network lies beside it.
     Nat {
         has_v6: bool,

@@ -31,16 +31,16 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::fs::{Dir, OFlags, ResolveFlags};
-use volt_policy::IpNet;
+use volt_policy::HostNetwork;
 
 pub use ahead::OpenedAhead;
 pub use call::PagerSocket;
 use call::{Answer, PathCall, PathText};
 
 use crate::holders::{self, Holder};
-use crate::host_addresses;
+use crate::host_network;
 use crate::nat::{self, NatLink, NatSettings};
-use crate::resolver;
+use crate::resolver::{self, HostView};
 use crate::sockets::{self, ListenOptions};
 
 thread_local! {
@@ -356,12 +356,12 @@ pub fn holder_of_port(port: u16) -> Option<Holder> {
     if asks() { opener::holder_of_port(port) } else { holders::of_port(port) }
 }
 
-/// The addresses of the host.
+/// The network of the host.
 ///
 /// # Errors
-/// They cannot be listed.
-pub fn host_addresses() -> io::Result<Vec<IpNet>> {
-    if asks() { opener::host_addresses() } else { host_addresses::list() }
+/// It cannot be read.
+pub fn host_network() -> io::Result<HostNetwork> {
+    if asks() { opener::host_network() } else { host_network::read() }
 }
 
 /// Starts a resolver. Returns the end of its socket that asks. It ends when that is closed.
@@ -373,7 +373,7 @@ pub(crate) fn start_resolver() -> io::Result<OwnedFd> {
         return opener::start_resolver();
     }
     let (near, far) = resolver::socket()?;
-    std::thread::Builder::new().name("volt-resolver".into()).spawn(move || resolver::run(&far))?;
+    std::thread::Builder::new().name("volt-resolver".into()).spawn(move || resolve(&far))?;
     Ok(near)
 }
 
@@ -383,6 +383,13 @@ pub(crate) fn start_resolver() -> io::Result<OwnedFd> {
 /// As [`nat::make`].
 pub(crate) fn make_nat(settings: &NatSettings) -> io::Result<NatLink> {
     if asks() { opener::make_nat(settings) } else { nat::make(settings) }
+}
+
+/// Serves as a resolver in a thread.
+fn resolve(device: &OwnedFd) {
+    let host =
+        HostView::open().inspect_err(|error| log::warn!("the resolver cannot watch the host: {error}"));
+    resolver::run(device, host.ok().as_ref());
 }
 
 /// Checks that a TCP port of 127.0.0.1 is free.

@@ -28,7 +28,7 @@ use std::sync::{Mutex, Once, OnceLock};
 
 use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
-use volt_policy::IpNet;
+use volt_policy::HostNetwork;
 
 use super::call::{self, PathCall};
 use super::channel::{self, Channel};
@@ -241,15 +241,14 @@ pub(super) fn holder_of_port(port: u16) -> Option<Holder> {
     holder(&Request::HolderOfPort { port }, &[])
 }
 
-/// The addresses of the host.
+/// The network of the host.
 ///
 /// # Errors
-/// The starter has ended, or cannot list them.
-pub(super) fn host_addresses() -> io::Result<Vec<IpNet>> {
-    match ask(&Request::HostAddresses, &[])? {
-        (Answer::Addresses(addresses), _) => Ok(addresses),
-        _ => Err(channel::ended()),
-    }
+/// The starter has ended, or cannot read it.
+pub(super) fn host_network() -> io::Result<HostNetwork> {
+    let (_, fds) = ask(&Request::HostNetwork, &[])?;
+    let file = fds.into_iter().next().map(File::from).ok_or_else(channel::ended)?;
+    Ok(serde_json::from_str(&io::read_to_string(file)?)?)
 }
 
 /// Starts a resolver. Returns the device's end of its socket.
@@ -299,7 +298,7 @@ fn ask(request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<(Answer, Vec<
         | Request::HolderOfLock
         | Request::HolderOfTap { .. }
         | Request::HolderOfPort { .. }
-        | Request::HostAddresses
+        | Request::HostNetwork
         | Request::StartResolver
         | Request::MakeNat(_) => lock(&processes.starter),
         _ => lock(&processes.opener),

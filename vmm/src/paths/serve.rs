@@ -14,13 +14,15 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::slice;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use serde::Serialize;
 
 use super::call::{self, PathCall};
 use super::message::{self, Answer, Request};
@@ -29,7 +31,8 @@ use super::rules::{Bounds, Pinned, Rules};
 use super::started::Started;
 use crate::error::{Error, Result, report};
 use crate::nat::{self, NatLink, NatSettings};
-use crate::{holders, host_addresses, resolver};
+use crate::resolver::{self, HostView};
+use crate::{holders, host_network};
 
 /// An answer, and the descriptor beside it. Absent for a request without one.
 type Answered = io::Result<Option<(Answer, Option<OwnedFd>)>>;
@@ -286,7 +289,7 @@ impl Server for Starter {
                 Ok(Some((Answer::Holder(holders::of_lock(&file.into())), None)))
             }
             Request::HolderOfPort { port } => Ok(Some((Answer::Holder(holders::of_port(port)), None))),
-            Request::HostAddresses => Ok(Some((Answer::Addresses(host_addresses::list()?), None))),
+            Request::HostNetwork => Ok(Some((Answer::Done, Some(as_file(&host_network::read()?)?)))),
             Request::StartResolver => Ok(Some((Answer::Done, Some(start_resolver(self.confine_resolver)?)))),
             Request::MakeNat(settings) => {
                 let NatLink { tap, has_v6 } = self.networks.make(&settings)?;
@@ -323,8 +326,16 @@ impl Server for Starter {
     }
 }
 
-/// Forks a resolver. Returns the device's end of its socket. The process has no parent that waits for it: it is
-/// a child of one that ends at once.
+/// A file in memory with a message that may be too long for the socket, at its start.
+fn as_file(message: &impl Serialize) -> io::Result<OwnedFd> {
+    let file = File::from(rustix::fs::memfd_create("answer", rustix::fs::MemfdFlags::CLOEXEC)?);
+    serde_json::to_writer(&file, message)?;
+    (&file).rewind()?;
+    Ok(file.into())
+}
+
+/// Forks a resolver. Returns the device's end of its socket. The process has no parent that waits for it: it
+/// is a child of one that ends at once.
 fn start_resolver(confine: fn()) -> io::Result<OwnedFd> {
     let (near, far) = resolver::socket()?;
     // SAFETY: this process has one thread, so no lock is held in the children. They make system calls until
@@ -360,8 +371,10 @@ fn resolve_and_exit(socket: &OwnedFd, confine: fn()) -> ! {
         OwnedFd::from_raw_fd(OPENER)
     };
     rename(RESOLVER_NAME);
+    let host =
+        HostView::open().inspect_err(|error| log::warn!("the resolver cannot watch the host: {error}"));
     confine();
-    resolver::run(&socket);
+    resolver::run(&socket, host.ok().as_ref());
     // SAFETY: as in `start_resolver`.
     unsafe { libc::_exit(0) }
 }

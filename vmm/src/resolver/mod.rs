@@ -3,11 +3,11 @@
 //! ```text
 //!   device ──number, type, name──> resolver ──question──> servers of /etc/resolv.conf
 //!          <──number, message────           <──answer────
-//!          <──0, addresses of the host──────── as they change (netlink)
+//!          <──0, network of the host─────────── as it changes (netlink)
 //! ```
 //!
-//! It is a process of its own, beside the VM's, in the network namespace where volt-vmm was started. A library
-//! without such processes runs it as a thread. It ends when the device closes its socket.
+//! It is a process of its own, beside the VM's, in the network namespace where volt-vmm was started. A
+//! library without such processes runs it as a thread. It ends when the device closes its socket.
 
 mod lookup;
 mod protocol;
@@ -21,8 +21,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-pub(crate) use protocol::{FromResolver, LONGEST, decode, encode};
-pub(crate) use serve::run;
+pub(crate) use protocol::{FromResolver, LONGEST_MESSAGE, decode, encode};
+pub(crate) use serve::{HostView, run};
 
 /// A socket that keeps messages apart: the end of the device, and that of the resolver.
 ///

@@ -2,24 +2,29 @@
 
 use std::io::{self, ErrorKind};
 
-use volt_policy::{Ask, IpNet, Name};
+use volt_policy::{Ask, HostNetwork, Name};
 
 /// Bytes of the longest answer of a server that is passed on. Answers to questions of programs have some
 /// hundred.
 pub(crate) const LONGEST: usize = 16 << 10;
+/// Bytes of the longest message of the resolver: the addresses of a host with some thousand.
+pub(crate) const LONGEST_MESSAGE: usize = 128 << 10;
 /// Bytes of a number, and of a type.
 const NUMBER: usize = 4;
 const KIND: usize = 2;
 /// The number of a message that answers no question.
 const NO_QUESTION: u32 = 0;
+/// Words for the versions of IP that the host routes.
+const ROUTES_V4: &str = "ipv4";
+const ROUTES_V6: &str = "ipv6";
 
 /// A message of the resolver.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FromResolver<'a> {
     /// The answer of a server to the question with this number, or `None` if none answered.
     Answer(u32, Option<&'a [u8]>),
-    /// The addresses of the host.
-    HostAddresses(Vec<IpNet>),
+    /// The network of the host.
+    HostNetwork(HostNetwork),
 }
 
 /// Encodes a question.
@@ -41,10 +46,13 @@ pub(super) fn encode_answer(number: u32, message: Option<&[u8]>) -> Vec<u8> {
     [&number.to_be_bytes()[..], message].concat()
 }
 
-/// Encodes the addresses of the host.
-pub(super) fn encode_addresses(addresses: &[IpNet]) -> Vec<u8> {
-    let text: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-    [&NO_QUESTION.to_be_bytes()[..], text.join(" ").as_bytes()].concat()
+/// Encodes the network of the host: words for the versions of IP that it routes, and its addresses.
+pub(super) fn encode_network(network: &HostNetwork) -> Vec<u8> {
+    let HostNetwork { addresses, routes_v4, routes_v6 } = network;
+    let routes = [(*routes_v4, ROUTES_V4), (*routes_v6, ROUTES_V6)];
+    let routes = routes.into_iter().filter(|(routes, _)| *routes).map(|(_, word)| word.to_owned());
+    let words: Vec<_> = routes.chain(addresses.iter().map(ToString::to_string)).collect();
+    [&NO_QUESTION.to_be_bytes()[..], words.join(" ").as_bytes()].concat()
 }
 
 /// Decodes a message of the resolver.
@@ -57,8 +65,14 @@ pub(crate) fn decode(bytes: &[u8]) -> io::Result<FromResolver<'_>> {
     match u32::from_be_bytes(*number) {
         NO_QUESTION => {
             let text = std::str::from_utf8(rest).map_err(|_| wrong())?;
-            let addresses = text.split_whitespace().map(str::parse).collect::<Result<_, _>>();
-            Ok(FromResolver::HostAddresses(addresses.map_err(|_| wrong())?))
+            let is_route = |word: &&str| [ROUTES_V4, ROUTES_V6].contains(word);
+            let has = |route: &str| text.split_whitespace().any(|word| word == route);
+            let addresses = text.split_whitespace().filter(|word| !is_route(word)).map(str::parse);
+            Ok(FromResolver::HostNetwork(HostNetwork {
+                addresses: addresses.collect::<Result<_, _>>().map_err(|_| wrong())?,
+                routes_v4: has(ROUTES_V4),
+                routes_v6: has(ROUTES_V6),
+            }))
         }
         number => Ok(FromResolver::Answer(number, (!rest.is_empty()).then_some(rest))),
     }

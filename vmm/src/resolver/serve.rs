@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::netlink::SocketAddrNetlink;
@@ -11,32 +11,51 @@ use rustix::net::{
 };
 
 use super::lookup::Lookup;
-use super::protocol::{decode_ask, encode_addresses, encode_answer};
+use super::protocol::{decode_ask, encode_answer, encode_network};
 use super::servers::{FILE, PORT, ServersFile};
-use crate::host_addresses;
+use crate::host_network::Files;
 
 /// Most questions at once. A device asks no more.
 const MOST_LOOKUPS: usize = 64;
+/// Time after which a device that took no news of the host's network is told again.
+const BETWEEN_NEWS: Duration = Duration::from_secs(1);
 /// Bytes of the longest question: a number, a type and a name.
 const LONGEST_ASK: usize = 4 + 2 + 256;
-/// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR` (linux/rtnetlink.h).
-const ADDRESSES: u32 = 0x10 | 0x100;
+/// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`
+/// (linux/rtnetlink.h).
+const CHANGES: u32 = 0x10 | 0x100 | 0x40 | 0x400;
 
-/// Serves a device until it closes its socket.
-pub(crate) fn run(device: &OwnedFd) {
-    serve(device, ServersFile::at(FILE, PORT));
+/// A view of the host's network. It is opened before a resolver is confined.
+#[derive(Debug)]
+pub(crate) struct HostView {
+    files: Files,
+    /// Readable when something changes.
+    changes: OwnedFd,
+}
+
+impl HostView {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// The host refuses a file or a socket.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { files: Files::open()?, changes: changes_of_network()? })
+    }
+}
+
+/// Serves a device until it closes its socket, or until the list of servers cannot be read any more: the next
+/// resolver may be able to.
+pub(crate) fn run(device: &OwnedFd, host: Option<&HostView>) {
+    serve(device, host, ServersFile::at(FILE, PORT));
 }
 
 /// As [`run`], with the servers of another file.
-pub(super) fn serve(device: &OwnedFd, mut servers: ServersFile) {
-    let changes = changes_of_addresses().inspect_err(|error| {
-        log::warn!("the resolver does not see changes of the host's addresses: {error}");
-    });
-    let changes = changes.ok();
+pub(super) fn serve(device: &OwnedFd, host: Option<&HostView>, mut servers: ServersFile) {
+    let changes = host.map(|host| &host.changes);
     let mut lookups = Vec::<Lookup>::new();
-    tell_addresses(device);
+    let mut is_known = tell_network(device, host);
     loop {
-        let ready = wait(device, changes.as_ref(), &lookups);
+        let ready = wait(device, changes, &lookups, is_known);
         let Ok([device_ready, changes_ready, lookups_ready @ ..]) = ready.as_deref() else { return };
         let now = Instant::now();
         for (lookup, is_ready) in lookups.iter_mut().zip(lookups_ready) {
@@ -53,8 +72,11 @@ pub(super) fn serve(device: &OwnedFd, mut servers: ServersFile) {
         }
         lookups.retain(|lookup| !lookup.is_answered && !lookup.has_failed());
         if *changes_ready {
-            drain(changes.as_ref());
-            tell_addresses(device);
+            drain(changes);
+            is_known = false;
+        }
+        if !is_known {
+            is_known = tell_network(device, host);
         }
         if *device_ready && !take_questions(device, &mut servers, &mut lookups, now) {
             return;
@@ -63,7 +85,12 @@ pub(super) fn serve(device: &OwnedFd, mut servers: ServersFile) {
 }
 
 /// Waits. Returns whether the device, the changes and each lookup are ready.
-fn wait(device: &OwnedFd, changes: Option<&OwnedFd>, lookups: &[Lookup]) -> io::Result<Vec<bool>> {
+fn wait(
+    device: &OwnedFd,
+    changes: Option<&OwnedFd>,
+    lookups: &[Lookup],
+    is_known: bool,
+) -> io::Result<Vec<bool>> {
     let mut polled = vec![PollFd::new(device, PollFlags::IN)];
     // Without changes, the device stands in their place and is ignored.
     let changes_flags = if changes.is_some() { PollFlags::IN } else { PollFlags::empty() };
@@ -72,7 +99,8 @@ fn wait(device: &OwnedFd, changes: Option<&OwnedFd>, lookups: &[Lookup]) -> io::
         let (socket, flags) = lookup.waits_for().unwrap_or((device.as_fd(), PollFlags::empty()));
         polled.push(PollFd::from_borrowed_fd(socket, flags));
     }
-    let until = lookups.iter().filter_map(Lookup::until).min();
+    let again = (!is_known).then(|| Instant::now() + BETWEEN_NEWS);
+    let until = lookups.iter().filter_map(Lookup::until).chain(again).min();
     let timeout = until.map(|until| {
         let left = until.saturating_duration_since(Instant::now());
         Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }
@@ -103,7 +131,14 @@ fn take_questions(
             Err(_) => return false,
         };
         let Some(ask) = decode_ask(&bytes[..len.min(LONGEST_ASK)]) else { continue };
-        let lookup = Lookup::new(ask, servers.now(), now);
+        let list = match servers.now() {
+            Ok(list) => list,
+            Err(error) => {
+                log::warn!("the resolver cannot read {FILE}: {error}");
+                return false;
+            }
+        };
+        let lookup = Lookup::new(ask, list, now);
         if lookups.len() >= MOST_LOOKUPS || lookup.has_failed() {
             tell(device, &encode_answer(lookup.number(), None));
         } else {
@@ -112,28 +147,34 @@ fn take_questions(
     }
 }
 
-/// A device that does not take a message has too many of them. It gives up the question itself.
-fn tell(device: &OwnedFd, message: &[u8]) {
-    let _ = send(device, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+/// Returns whether the device has the message. One that does not take it has too many, and gives up a
+/// question itself.
+fn tell(device: &OwnedFd, message: &[u8]) -> bool {
+    send(device, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
 }
 
-fn tell_addresses(device: &OwnedFd) {
-    match host_addresses::list() {
-        Ok(addresses) => tell(device, &encode_addresses(&addresses)),
-        Err(error) => log::warn!("the resolver cannot list the host's addresses: {error}"),
+/// Returns whether the device knows it.
+fn tell_network(device: &OwnedFd, host: Option<&HostView>) -> bool {
+    match host.map(|host| host.files.read()) {
+        None => true,
+        Some(Ok(network)) => tell(device, &encode_network(&network)),
+        Some(Err(error)) => {
+            log::warn!("the resolver cannot read the host's network: {error}");
+            true
+        }
     }
 }
 
-/// A socket that is readable when an address of the host comes or goes (rtnetlink(7)).
-fn changes_of_addresses() -> io::Result<OwnedFd> {
+/// A socket that is readable when an address or a route of the host comes or goes (rtnetlink(7)).
+fn changes_of_network() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Without a protocol, it is NETLINK_ROUTE.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-    bind(&socket, &SocketAddrNetlink::new(0, ADDRESSES))?;
+    bind(&socket, &SocketAddrNetlink::new(0, CHANGES))?;
     Ok(socket)
 }
 
-/// Takes all messages. The addresses are listed anew, whatever they say.
+/// Takes all messages. The network is read anew, whatever they say.
 fn drain(changes: Option<&OwnedFd>) {
     let Some(changes) = changes else { return };
     let mut bytes = [0; 8192];

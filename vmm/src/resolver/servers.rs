@@ -1,6 +1,7 @@
 //! The servers of a host, and their file.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -41,7 +42,10 @@ impl ServersFile {
     }
 
     /// The servers. Without a file, one on this host (resolv.conf(5)).
-    pub fn now(&mut self) -> Servers {
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn now(&mut self) -> io::Result<Servers> {
         let id = fs::metadata(&self.path).ok().map(|found| {
             use std::os::unix::fs::MetadataExt;
             (found.dev(), found.ino(), found.len(), found.modified().ok())
@@ -49,16 +53,20 @@ impl ServersFile {
         if let (Some(id), Some((known, servers))) = (id, &self.read)
             && id == *known
         {
-            return servers.clone();
+            return Ok(servers.clone());
         }
-        let text = fs::read_to_string(&self.path).unwrap_or_default();
+        let text = match fs::read_to_string(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            read => read?,
+        };
         let servers = parse(&text, self.port);
         self.read = id.map(|id| (id, servers.clone()));
-        servers
+        Ok(servers)
     }
 }
 
-/// Reads the lines about servers and time. Other ones, such as searched domains, concern the guest's resolver.
+/// Reads the lines about servers and time. Other ones, such as searched domains, concern the guest's
+/// resolver.
 fn parse(text: &str, port: u16) -> Servers {
     let lines = text.lines().map(|line| line.split(['#', ';']).next().unwrap_or_default());
     let (mut addresses, mut patience) = (Vec::new(), PATIENCE);
@@ -104,9 +112,10 @@ mod tests {
 
     #[test]
     fn servers_and_time_are_read() {
-        let text = "# made by a tool\nsearch example.org\nnameserver 192.0.2.1 # first\n nameserver 2001:db8::1\n\
-                    nameserver nonsense\nnameserver fe80::1%lo\noptions edns0 timeout:2 rotate\n\
-                    nameserver 192.0.2.4\nnameserver 192.0.2.5\n;nameserver 192.0.2.6\n";
+        let text = "# made by a tool\nsearch example.org\nnameserver 192.0.2.1 # first\n \
+                    nameserver 2001:db8::1\nnameserver nonsense\nnameserver fe80::1%lo\n\
+                    options edns0 timeout:2 rotate\nnameserver 192.0.2.4\nnameserver 192.0.2.5\n\
+                    ;nameserver 192.0.2.6\n";
         let servers = parse(text, PORT);
         let found: Vec<_> = servers.addresses.iter().map(ToString::to_string).collect();
         assert_eq!(found, ["192.0.2.1:53", "[2001:db8::1]:53", "[fe80::1%1]:53"]);

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::thread;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use volt_policy::{Ask, Name};
+use volt_policy::{Ask, HostNetwork, Name};
 
 use super::protocol::{FromResolver, LONGEST, decode, encode};
-use super::serve::serve;
+use super::serve::{HostView, serve};
 use super::servers::ServersFile;
 use crate::testing::ScratchDir;
 
@@ -30,11 +30,11 @@ impl Running {
         std::fs::write(&file, list(servers)).unwrap();
         let (device, far) = super::socket().unwrap();
         let servers = ServersFile::at(&file, port);
-        let thread = thread::spawn(move || serve(&far, servers));
+        let thread = thread::spawn(move || serve(&far, Some(&HostView::open().unwrap()), servers));
         let running = Self { device, file, thread, _dir: dir };
         let first = running.receive();
-        let FromResolver::HostAddresses(addresses) = decode(&first).unwrap() else { panic!("{first:?}") };
-        assert!(addresses.iter().all(|net| !net.addr().is_loopback()));
+        let FromResolver::HostNetwork(network) = decode(&first).unwrap() else { panic!("{first:?}") };
+        assert!(network.addresses.iter().all(|net| !net.addr().is_loopback()));
         running
     }
 
@@ -55,7 +55,7 @@ impl Running {
         let bytes = self.receive();
         match decode(&bytes).unwrap() {
             FromResolver::Answer(number, message) => (number, message.map(<[u8]>::to_vec)),
-            other @ FromResolver::HostAddresses(_) => panic!("{other:?}"),
+            other @ FromResolver::HostNetwork(_) => panic!("{other:?}"),
         }
     }
 
@@ -202,10 +202,13 @@ fn flood_of_questions_is_answered_in_turn() {
 }
 
 #[test]
-fn addresses_survive_the_way_to_the_device() {
-    let nets = ["192.0.2.1/32", "2001:db8::1/128", "198.51.100.0/24"].map(|net| net.parse().unwrap());
-    let bytes = super::protocol::encode_addresses(&nets);
-    assert_eq!(decode(&bytes).unwrap(), FromResolver::HostAddresses(nets.to_vec()));
+fn network_of_the_host_survives_the_way_to_the_device() {
+    let addresses = ["192.0.2.1/32", "2001:db8::1/128", "198.51.100.0/24"].map(|net| net.parse().unwrap());
+    for (routes_v4, routes_v6) in [(true, false), (false, true), (true, true)] {
+        let network = HostNetwork { addresses: addresses.to_vec(), routes_v4, routes_v6 };
+        let bytes = super::protocol::encode_network(&network);
+        assert_eq!(decode(&bytes).unwrap(), FromResolver::HostNetwork(network));
+    }
     assert!(decode(b"\0\0\0\0nonsense").is_err());
     assert!(decode(b"\0\0\0").is_err());
 }

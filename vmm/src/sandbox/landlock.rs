@@ -71,14 +71,12 @@ pub(super) fn leave_other_processes() -> Result<(), RulesetError> {
 }
 
 /// Puts the calling thread, the only one of its process, into a domain that leaves it what a resolver needs:
-/// the directory of the list of servers, where another list may take its place, the host's addresses, and
-/// connections to port 53.
+/// the directory of the list of servers, where another list may take its place, and connections to port 53.
 ///
 /// # Errors
 /// The kernel refuses a domain.
 pub(super) fn keep_to_names() -> Result<(), RulesetError> {
     let list = std::fs::canonicalize(SERVERS).unwrap_or_else(|_| SERVERS.into());
-    let readable = [directory_of(&list).to_owned(), PathBuf::from("/proc/self/net")];
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
@@ -86,9 +84,8 @@ pub(super) fn keep_to_names() -> Result<(), RulesetError> {
         .scope(Scope::AbstractUnixSocket | Scope::Signal)?
         .create()?
         .add_rule(NetPort::new(DNS, AccessNet::ConnectTcp))?;
-    for path in readable {
-        let Ok(file) = PathFd::new(&path) else { continue };
-        ruleset = ruleset.add_rule(PathBeneath::new(file, AccessFs::ReadFile))?;
+    if let Ok(directory) = PathFd::new(directory_of(&list)) {
+        ruleset = ruleset.add_rule(PathBeneath::new(directory, AccessFs::ReadFile))?;
     }
     restrict(ruleset).map(drop)
 }

@@ -221,7 +221,7 @@ impl Vm {
             });
             for config in &networks {
                 if let Some(network) = platform.networks().get(&config.id) {
-                    lock(network).obey(config, judge.as_ref());
+                    lock(network).obey(config, judge.as_ref(), self.machine.control().events());
                 }
             }
             Ok(())

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use volt_job::job::{Address, Network};
+use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{NetBackend, NetConfig};
 use volt_vmm::config::user_network::{ETHERNET_PACKET, IPV4, IPV6, LONGEST_PACKET};
 
@@ -35,6 +36,16 @@ pub(super) fn of(networks: &mut [NetConfig]) -> Result<Option<Network>, Failure>
         addresses: vec![address(IPV4.address.into(), IPV4.prefix), address(IPV6.address.into(), IPV6.prefix)],
         gateways: vec![IPV4.gateway.into(), IPV6.gateway.into()],
     }))
+}
+
+/// Closes the surroundings of the host, unless the user chose another policy or refuses any. The other side
+/// of a tap decides what the guest reaches.
+pub(super) fn close_surroundings(devices: &mut Devices, refuses_policy: bool) {
+    let is_routed =
+        |network: &NetConfig| matches!(network.backend, NetBackend::Passt { .. } | NetBackend::Nat {});
+    if !refuses_policy && !devices.networks.is_empty() && devices.networks.iter().all(is_routed) {
+        devices.policy.get_or_insert_default();
+    }
 }
 
 /// Returns the lines of `/etc/resolv.conf`.
@@ -69,6 +80,26 @@ mod tests {
         let behind_passt = of(&mut [passt("eth0")]).unwrap().unwrap();
         assert_eq!((network.mtu, networks[0].dns_forward), (Some(1500), false));
         assert_eq!((network.addresses, network.gateways), (behind_passt.addresses, behind_passt.gateways));
+    }
+
+    #[test]
+    fn surroundings_are_closed_unless_the_user_says_otherwise() {
+        let tap = NetConfig::new("eth1", NetBackend::Tap("tap0".to_owned()));
+        let own = || {
+            Some(volt_vmm::policy::Policy { denial: volt_vmm::policy::Denial::Drop, ..Default::default() })
+        };
+        for (networks, policy, refuses, expected) in [
+            (vec![], None, false, None),
+            (vec![passt("eth0")], None, false, Some(Default::default())),
+            (vec![passt("eth0")], None, true, None),
+            (vec![NetConfig::new("eth0", NetBackend::Nat {})], None, false, Some(Default::default())),
+            (vec![passt("eth0")], own(), false, own()),
+            (vec![passt("eth0"), tap], None, false, None),
+        ] {
+            let mut devices = Devices { networks, policy, ..Devices::default() };
+            close_surroundings(&mut devices, refuses);
+            assert_eq!(devices.policy, expected);
+        }
     }
 
     #[test]

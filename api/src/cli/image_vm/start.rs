@@ -8,7 +8,9 @@ use volt_image::store::Image;
 use volt_job::Job;
 use volt_job::job::Mount;
 use volt_vmm::config::devices::{Devices, DiskConfig, NetConfig, VsockConfig};
-use volt_vmm::config::overrides::{ChangedImage, DiskOverride, NetOverride, VsockOverride};
+use volt_vmm::config::overrides::{
+    ChangedImage, DiskOverride, NetOverride, PolicyOverride, VsockOverride, Without,
+};
 use volt_vmm::config::{Overrides, VmConfig};
 use volt_vmm::internal::{STATE_FILE, paths};
 use volt_vmm::{Error, RestoreOptions, Snapshot, VmShape};
@@ -67,8 +69,10 @@ impl ImageVm<'_> {
         };
         let own = of_image.disks.len();
         let mut network = None;
+        let refuses_policy = run.refuses_policy();
         let ready = run.ready(|config: &mut VmConfig| {
             network = network::of(&mut config.devices.networks)?;
+            network::close_surroundings(&mut config.devices, refuses_policy);
             add(&mut config.devices, of_image)
         })?;
         let job = data::job(&disks, self.guest, network);
@@ -233,7 +237,7 @@ fn add(devices: &mut Devices, of_image: Devices) -> Result<(), Failure> {
 
 /// Gives all that a snapshot names on the host anew. Its disks have the content that they had.
 fn anew(devices: Devices) -> Overrides {
-    let Devices { disks, networks, vsock, .. } = devices;
+    let Devices { disks, networks, vsock, policy, .. } = devices;
     let disks = disks.into_iter().map(|DiskConfig { id, path, parts, layer, .. }| DiskOverride {
         id,
         path: Some(path).filter(|path| !path.is_none()),
@@ -252,5 +256,6 @@ fn anew(devices: Devices) -> Overrides {
         networks: networks.collect(),
         vsock: vsock.map(|vsock| VsockOverride::default().socket(vsock.socket)),
         console: None,
+        policy: Some(policy.map_or(PolicyOverride::Without(Without::None), PolicyOverride::Policy)),
     }
 }

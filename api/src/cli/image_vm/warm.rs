@@ -207,6 +207,8 @@ fn is_plain(config: &VmConfig, ours: usize) -> bool {
 fn neutral(config: &VmConfig) -> VmConfig {
     let mut config = config.clone().as_template();
     config.boot.kernel = FileRef::default();
+    // A guest uses no network before its first command, and each restore gives the policy anew.
+    config.devices.policy = None;
     for disk in &mut config.devices.disks {
         (disk.path, disk.parts) = (FileRef::default(), Vec::new());
     }
@@ -255,7 +257,8 @@ mod tests {
 
     #[test]
     fn files_of_a_run_are_not_in_the_key_and_the_devices_are() {
-        let changes: [Change; 8] = [
+        let changes: [Change; 9] = [
+            (|config| config.devices.policy = Some(Default::default()), false),
             (|config| config.devices.disks[1].layer = Some("/other".into()), false),
             (|config| config.devices.disks[2].path = "/other".into(), false),
             (|config| config.devices.vsock.as_mut().unwrap().socket = "/w".into(), false),

@@ -143,6 +143,9 @@ pub(super) const FAMILIES: &[Family] = &[
     counter("volt_vmm_device_failures_total", "Stops of a device until a reset.", |picture, to| {
         each_device(picture, |labels, device| to.add(labels, device.failures as f64));
     }),
+    counter("volt_vmm_policy_events_total", "Acts of the policy of a network device.", |picture, to| {
+        policy_events(picture, to);
+    }),
     counter("volt_vmm_vsock_connections_total", "Connections of guests by vsock.", |picture, to| {
         vsock(picture, to, |device| device.connections);
     }),
@@ -270,6 +273,17 @@ fn each_queue(picture: &Picture, mut write: impl FnMut(Labels<'_>, &QueueMetrics
     each_device(picture, |_, device| {
         for queue in &device.queues {
             write(&[("device", &device.name), ("queue", queue.name)], queue);
+        }
+    });
+}
+
+/// Writes each act of the policy of each network device.
+fn policy_events(picture: &Picture, to: &mut Samples<'_>) {
+    each_device(picture, |_, device| {
+        if device.name.starts_with("net-") {
+            for (act, count) in device.policy.iter() {
+                to.add(&[("device", &device.name), ("act", act.name())], count as f64);
+            }
         }
     });
 }

@@ -60,6 +60,7 @@ impl Bench for Wire {
             mtu: Some(1500),
             offload: true,
             dns_forward: false,
+            addresses: Vec::new(),
             receive_limit: RateLimit::default(),
             transmit_limit: RateLimit::default(),
         };

@@ -11,6 +11,8 @@ use super::question::Question;
 
 /// Most records that are looked at.
 const MOST_RECORDS: usize = 512;
+/// Bytes of the longest message over TCP.
+const LONGEST_MESSAGE: usize = 0xffff;
 /// Most names in a chain. Resolvers follow 11 or so.
 const LONGEST_CHAIN: usize = 16;
 /// Longest time for which a guest may keep an answer, in seconds. The addresses stay open for as long.
@@ -51,10 +53,12 @@ pub(super) fn read(
     }
     let records = records(message)?;
     let (chain, last) = chain(&records, question)?;
+    let too_long = |_| "its records take more than 64 KiB";
     let mut answer = question.begin(rcode);
+    // With room for what follows the records.
+    answer.set_push_limit(LONGEST_MESSAGE - 64);
     for record in chain {
-        // Without a limit, there is room for every record.
-        let _ = answer.push(with_ttl(record));
+        answer.push(with_ttl(record)).map_err(too_long)?;
     }
     let mut addresses = Vec::new();
     for record in records.iter().filter(|record| record.owner().name_eq(&last)) {
@@ -67,7 +71,7 @@ pub(super) fn read(
             continue;
         }
         addresses.extend(address.map(|address| (address, ttl(record))));
-        let _ = answer.push(with_ttl(record));
+        answer.push(with_ttl(record)).map_err(too_long)?;
     }
     Ok(Answer { message: question.end(answer), addresses })
 }

@@ -3,7 +3,7 @@
 use crate::frame::{Content, Frame, Packet, Transport};
 use crate::reply;
 
-/// Whoever asked by a datagram.
+/// The sender of a question in a datagram.
 #[derive(Clone, Debug)]
 pub struct Datagram {
     frame: Frame,

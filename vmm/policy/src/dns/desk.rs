@@ -13,8 +13,9 @@ use crate::name::Name;
 
 /// Most questions that wait for the resolver.
 const MOST_WAITING: usize = 64;
-/// Longest time for the resolver. Guests ask again after 5 s (resolv.conf(5)).
-const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest time for the resolver, which asks three servers twice. Guests ask again after 5 s
+/// (resolv.conf(5)).
+const PATIENCE: Duration = Duration::from_secs(35);
 
 /// A question for a resolver of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub enum Reply {
 /// An answer to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answered<W> {
-    /// Whoever asked.
+    /// The one that asked.
     pub asker: W,
     /// The message.
     pub message: Vec<u8>,
@@ -114,7 +115,8 @@ impl<W> Desk<W> {
         if self.waiting.len() >= MOST_WAITING {
             return None;
         }
-        self.last = self.last.wrapping_add(1);
+        // 0 numbers no question.
+        self.last = self.last.checked_add(1).unwrap_or(1);
         let ask = Ask { number: self.last, name: name.clone(), kind: question.kind.to_int() };
         self.waiting.insert(self.last, Waiting { question, name, asker, until: now + PATIENCE });
         Some(ask)

@@ -216,7 +216,10 @@ fn flood_of_questions_is_bounded_and_a_silent_resolver_is_given_up() {
 
 proptest::proptest! {
     #[test]
-    fn any_answer_is_read_without_a_panic(bytes in proptest::collection::vec(0..=255_u8, 0..300), at in 0..80_usize) {
+    fn any_answer_is_read_without_a_panic(
+        bytes in proptest::collection::vec(0..=255_u8, 0..300),
+        at in 0..80_usize,
+    ) {
         let mut from_server =
             upstream("x.example.org", Rtype::A, Rcode::NOERROR, &[R::A("x.example.org", "192.0.2.1", 60)]);
         from_server.splice(at.min(from_server.len()).., bytes);

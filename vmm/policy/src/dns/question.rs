@@ -143,6 +143,9 @@ fn builder() -> MessageBuilder<Target> {
 }
 
 #[cfg(test)]
+pub(super) use tests::question;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -235,6 +238,3 @@ mod tests {
         }
     }
 }
-
-#[cfg(test)]
-pub(super) use tests::question;

@@ -6,7 +6,7 @@ use domain::base::{Message, MessageBuilder};
 use super::question::{MOST_UDP, Question};
 use crate::name::Name;
 
-/// What a message from a server is.
+/// Kinds of messages from a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromServer {
     /// Not the answer to this question.

@@ -101,7 +101,7 @@ impl Filter {
         };
         self.connections.remove(ends);
         let cause = Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason };
-        let reset = reply::reset_to_far(frame, packet, segment, sent_up_to);
+        let reset = reply::lone_reset((frame.source, frame.target), ends.guest, ends.far, sent_up_to);
         let to_far = reset.into_iter().map(|frame| Copied { header: [0; 12], frame: frame.into() }).collect();
         let Outcome::Stop(cause, to_guest) = self.denied(cause, frame, packet, &copied.frame) else {
             return Held::default();
@@ -115,7 +115,13 @@ impl Filter {
             return Outcome::Stop(Cause::Unknown, None);
         };
         if segment.flags.syn {
-            hold.far_opens(segment.sequence);
+            return match hold.far_opens(segment) {
+                true => Outcome::Pass,
+                false => Outcome::Stop(Cause::Unknown, None),
+            };
+        }
+        if segment.flags.rst {
+            // The guest judges its number.
             return Outcome::Pass;
         }
         let Some(payload) = bytes.get(packet.payload.0..packet.payload.1) else {
@@ -147,14 +153,21 @@ impl Filter {
             Route::Held(_) if flags.syn && payload > 0 => {
                 Outcome::Stop(Cause::Malformed(Malformed::Early), None)
             }
-            Route::Held(hold) if flags.syn => {
-                if let Some(segment) = segment {
-                    hold.restart(segment.sequence.wrapping_add(1));
-                }
-                Outcome::Pass
+            Route::Held(_) if flags.syn && (flags.ack || flags.fin || flags.rst) => {
+                Outcome::Stop(Cause::Unknown, None)
             }
-            // An acknowledgement alone, or a reset.
-            Route::Held(_) if flags.rst || payload == 0 && !flags.fin && !flags.urg => Outcome::Pass,
+            Route::Held(hold) if flags.syn => {
+                let restarts = segment.is_some_and(|segment| hold.restart(segment.sequence.wrapping_add(1)));
+                if restarts { Outcome::Pass } else { Outcome::Stop(Cause::Unknown, None) }
+            }
+            Route::Held(_) if flags.rst => Outcome::Pass,
+            // An acknowledgement alone.
+            Route::Held(hold) if payload == 0 && !flags.fin && !flags.urg => {
+                match segment.is_some_and(|segment| hold.passes_empty(segment)) {
+                    true => Outcome::Pass,
+                    false => Outcome::Stop(Cause::Unknown, None),
+                }
+            }
             Route::Held(_) => Outcome::Take(Taken::Hello),
         }
     }

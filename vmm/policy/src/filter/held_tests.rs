@@ -245,6 +245,7 @@ fn repetition_with_another_name_never_leaves() {
     // The far side has a part: the rest is sent again alone.
     wire.far.clear();
     assert_eq!(wire.server(SERVER, at(700), "A", b""), Outcome::Pass);
+    wire.now += Duration::from_millis(200);
     wire.guest(START, "A", &bad);
     assert_eq!(wire.far, [(at(700), good[700..].to_vec())]);
 }
@@ -327,6 +328,10 @@ fn what_is_held_is_bounded_and_given_up_after_its_time() {
         let mut syn = Vec::new();
         ip().tcp(port, 443, 99, 1000).syn().write(&mut syn, &[]).unwrap();
         assert_eq!(filter.outgoing(&syn, syn.len(), Offload::default(), now), Outcome::Pass);
+        let mut answer = Vec::new();
+        let back = PacketBuilder::ethernet2(GATEWAY, US).ipv4(FAR, OWN, 64);
+        back.tcp(443, port, 0, 1000).syn().ack(100).write(&mut answer, &[]).unwrap();
+        assert_eq!(filter.incoming(&answer, answer.len(), now), Outcome::Pass);
         let mut data = Vec::new();
         ip().tcp(port, 443, 100, 1000).ack(1).write(&mut data, &part).unwrap();
         let copied = Copied { header: [0; 12], frame: data.into() };
@@ -341,6 +346,113 @@ fn what_is_held_is_bounded_and_given_up_after_its_time() {
     assert_eq!((cause, held), (Some(Cause::Full), fitting * 1454));
     now += Duration::from_secs(5);
     assert_eq!(send(9001, now), (None, 1454));
+}
+
+/// A message whose padding has another message in it, from this offset on.
+fn nested(outer: &str, inner: &str) -> (Vec<u8>, usize) {
+    let inner = hello(inner);
+    let message = message_of(&[sni(outer), extension(21, &inner)]);
+    let bytes = records(&message, 1 << 14);
+    let at = bytes.windows(inner.len()).position(|window| window == inner).unwrap();
+    (bytes, at)
+}
+
+#[test]
+fn guest_does_not_choose_where_the_far_side_s_stream_begins() {
+    let (message, inside) = nested("www.example.org", "www.attacker.ts");
+    let back = START.wrapping_sub(inside as u32);
+    // A SYN with another number, in the forms that a far side answers without taking it.
+    for flags in ["S", "SA", "SF", "SR"] {
+        let mut wire = Wire::open(ONLY);
+        wire.guest(back.wrapping_sub(1), flags, b"");
+        wire.guest(back, "A", &message);
+        wire.guest(START, "A", &message[inside..]);
+        assert!(wire.far.is_empty(), "{flags}: {:?}", wire.far);
+    }
+    // Before the far side has answered the first SYN.
+    let mut wire = Wire::open(ONLY);
+    wire.filter.begin_anew(US);
+    wire.guest(START.wrapping_sub(1), "S", b"");
+    wire.guest(back.wrapping_sub(1), "S", b"");
+    assert!(matches!(wire.server(SERVER - 1, START, "SA", b""), Outcome::Stop(..)), "of the first SYN");
+    wire.guest(back, "A", &message);
+    assert!(wire.far.is_empty());
+    // Nothing leaves before the far side has answered.
+    let mut wire = Wire::open(ONLY);
+    wire.filter.begin_anew(US);
+    wire.guest(START.wrapping_sub(1), "S", b"");
+    wire.guest(START, "A", &message);
+    assert!(wire.far.is_empty());
+}
+
+#[test]
+fn far_side_acknowledges_only_what_was_sent() {
+    for acknowledged in [at(5000), START.wrapping_sub(100)] {
+        let mut wire = Wire::open(ONLY);
+        let first = hello("www.example.org");
+        wire.guest(START, "A", &first);
+        assert!(matches!(wire.server(SERVER, acknowledged, "A", b""), Outcome::Stop(..)));
+        assert_eq!(wire.filter.connections(), 0);
+    }
+}
+
+#[test]
+fn copies_are_sent_again_as_often_as_a_guest_would() {
+    let mut wire = Wire::open(ONLY);
+    let first = hello("www.example.org");
+    wire.guest(START, "A", &first);
+    (0..100).for_each(|_| wire.guest(START, "A", &first));
+    assert_eq!(wire.far.len(), 2);
+    wire.now += Duration::from_millis(200);
+    (0..100).for_each(|_| wire.guest(START, "A", &first[..10]));
+    assert_eq!(wire.far.len(), 3);
+}
+
+#[test]
+fn connection_that_asks_for_nothing_ends_in_peace() {
+    let mut wire = Wire::open(ONLY);
+    wire.guest(START, "AF", b"");
+    assert_eq!(wire.server(SERVER, at(1), "AF", b""), Outcome::Pass);
+    assert_eq!((wire.causes.len(), wire.resets_to_guest), (0, 0));
+}
+
+#[test]
+fn connection_of_several_paths_begins_without_them() {
+    for (options, is_dropped) in [
+        (&[2, 4, 5, 0xb4, 30, 4, 0, 1][..], true),
+        (&[1, 1, 34, 2, 30, 4, 0, 1], true),
+        (&[34, 2, 2, 4, 5, 0xb4, 0, 30], false),
+        (&[2, 4, 5, 0xb4, 1, 3, 3, 7], false),
+        (&[2, 4, 5, 0xb4, 8, 0, 0, 0], true),
+        (&[2, 4, 5, 0xb4, 8, 9, 0, 0], true),
+    ] {
+        let mut filter = filter(ONLY);
+        let name = Name::parse("a.example.org").unwrap();
+        filter.pin(&name, &[(IpAddr::from(FAR), 60)], Instant::now());
+        let ip = PacketBuilder::ethernet2(US, GATEWAY).ipv4(OWN, FAR, 64);
+        let step = ip.tcp(4000, 443, 1, 1000).syn().options_raw(options).unwrap();
+        let mut syn = Vec::new();
+        step.write(&mut syn, &[]).unwrap();
+        let outcome = filter.outgoing(&syn, syn.len(), Offload::default(), Instant::now());
+        let dropped = Outcome::Stop(Cause::Malformed(Malformed::Multipath), None);
+        assert_eq!(outcome == dropped, is_dropped, "{options:?} {outcome:?}");
+    }
+}
+
+#[test]
+fn policy_that_changes_keeps_judged_connections_without_a_name() {
+    let policy = r#"{"deny":["*.ads.test"]}"#;
+    let mut wire = Wire::open(policy);
+    let hello = records(&message_of(&[extension(43, &[2, 3, 4])]), 1 << 14);
+    wire.guest(START, "A", &hello);
+    assert_eq!(wire.server(SERVER, at(hello.len()), "A", HELLO), Outcome::Pass);
+    let change = |wire: &mut Wire, policy: &str| {
+        let judge = Judge::new(&serde_json::from_str(policy).unwrap(), []).unwrap();
+        wire.filter.change(Arc::new(judge), wire.now);
+        wire.filter.connections()
+    };
+    assert_eq!(change(&mut wire, policy), 1);
+    assert_eq!(change(&mut wire, r#"{"default":"deny","allow":["*.example.org"]}"#), 0);
 }
 
 proptest! {
@@ -364,7 +476,12 @@ proptest! {
                 let from = (*from).min(other.len() - 1);
                 let mut part = other[from..other.len().min(from + len)].to_vec();
                 part[0] ^= xor;
-                wire.guest(at(from), "A", &part);
+                match xor % 8 {
+                    0 => wire.guest(at(from), "S", b""),
+                    1 => wire.guest(at(from).wrapping_sub(part.len() as u32), "SA", b""),
+                    2 => wire.guest(at(from), "AF", b""),
+                    _ => wire.guest(at(from), "A", &part),
+                }
             }
             if from < message.len() {
                 let to = message.len().min(from + sizes.get(round).copied().unwrap_or(900));

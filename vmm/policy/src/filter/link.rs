@@ -41,10 +41,12 @@ impl Filter {
 
     /// Whether the guest may have an address. If its own are not known, those of the host are foreign anyway.
     pub(super) fn may_send_from(&self, source: IpAddr) -> bool {
-        match (&self.interface.addresses, source) {
-            (Some(addresses), IpAddr::V4(v4)) => v4 == addresses.v4,
-            (Some(addresses), IpAddr::V6(v6)) => addresses.v6.contains(&v6) || is_link_local(v6),
-            (None, source) => !self.judge.is_foreign(source),
+        match &self.interface.addresses[..] {
+            [] => !self.judge.is_foreign(source),
+            own => {
+                let is_near = is_link_local_v6(source) && !self.judge.is_foreign(source);
+                own.iter().any(|net| net.contains(&source)) || is_near
+            }
         }
     }
 
@@ -68,7 +70,7 @@ impl Filter {
     pub(super) fn remember(&mut self, address: IpAddr) {
         let IpAddr::V6(v6) = address else { return };
         let is_of_no_use = is_link_local(v6) || v6.is_unspecified() || v6.is_multicast();
-        if self.interface.addresses.is_some() || is_of_no_use {
+        if !self.interface.addresses.is_empty() || is_of_no_use {
             return;
         }
         self.neighbours.retain(|other| *other != v6);
@@ -118,10 +120,10 @@ impl Filter {
             _ => target == ALL_NODES,
         };
         let [_, _, _, _, _, _, _, _, _, _, _, _, a, b, c, d] = target.octets();
-        let is_near = match &self.interface.addresses {
+        let is_near = match &self.interface.addresses[..] {
             _ if is_link_local(target) => true,
-            Some(own) => own.v6.contains(&target),
-            None => self.neighbours.contains(&target),
+            [] => self.neighbours.contains(&target),
+            own => own.iter().any(|net| net.contains(&IpAddr::V6(target))),
         };
         is_near || is_group && mac == [0x33, 0x33, a, b, c, d]
     }
@@ -173,4 +175,8 @@ pub(super) const GOT: [u8; 3] = [
 /// Whether a message is one of these, and from this link.
 pub(super) fn is_discovery(packet: &Packet, kind: u8, kinds: [u8; 3]) -> bool {
     packet.target.is_ipv6() && packet.hop_limit == OF_LINK && kinds.contains(&kind)
+}
+
+fn is_link_local_v6(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if is_link_local(v6))
 }

@@ -12,18 +12,20 @@ mod held;
 mod held_tests;
 mod link;
 #[cfg(test)]
+mod table_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
 use etherparse::{icmpv4, icmpv6};
-use ipnet::Ipv6Net;
+use ipnet::IpNet;
 
-use crate::connections::{Connections, Ends, Route, Side};
+use crate::connections::{Connections, Ends, Route, SavedConnection, Side};
 use crate::frame::{Content, Frame, Mac, Malformed, Packet, Transport};
 use crate::hold::{Budget, Hold};
 use crate::judge::{DNS, Gate, HTTP, Judge, Reason};
@@ -37,33 +39,15 @@ use classify::{Kind, ends, incoming_kind, outgoing_kind, quoted_ends, segment};
 pub use held::Held;
 use link::{LONGEST_ARP, QUERY};
 
-/// Addresses of a guest, if they are known. Frames with others are dropped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GuestAddresses {
-    /// Its address of IPv4.
-    pub v4: Ipv4Addr,
-    /// The network that has its addresses of IPv6.
-    pub v6: Ipv6Net,
-}
-
-impl GuestAddresses {
-    /// An address of IPv4, and an address of IPv6 with the bits of its network.
-    ///
-    /// # Panics
-    /// There are more than 128 bits.
-    #[must_use]
-    pub fn new(v4: Ipv4Addr, (v6, prefix): (Ipv6Addr, u8)) -> Self {
-        Self { v4, v6: Ipv6Net::new_assert(v6, prefix).trunc() }
-    }
-}
-
 /// The interface of a filter.
 #[derive(Clone, Debug)]
 pub struct Interface {
     /// The hardware address.
     pub mac: Mac,
-    /// The guest's addresses.
-    pub addresses: Option<GuestAddresses>,
+    /// Networks that have the guest's addresses, if they are known. Frames with others are dropped.
+    pub addresses: Vec<IpNet>,
+    /// Whether the host routes the guest's packets by sockets of its own.
+    pub is_routed: bool,
     /// TCP ports of the guest that forwards lead to.
     pub forwarded: Vec<u16>,
 }
@@ -139,6 +123,8 @@ pub struct Filter {
     asks_until: Option<Instant>,
     pins: Pins,
     held: Budget,
+    /// Hardware address of the router that the guest uses.
+    router: Option<Mac>,
     /// Addresses on the link, by their messages, the latest last. Only if the guest's own are not known.
     neighbours: VecDeque<Ipv6Addr>,
 }
@@ -158,26 +144,39 @@ impl Filter {
             asks_until: None,
             pins: Pins::default(),
             held: Budget::default(),
+            router: None,
             neighbours: VecDeque::new(),
         }
     }
 
-    /// Takes another policy. Connections that it denies end.
-    pub fn change(&mut self, judge: Arc<Judge>, now: Instant) {
+    /// Takes another policy. Connections that it denies end. Returns the guest's and the far end of those
+    /// that the device relays.
+    pub fn change(&mut self, judge: Arc<Judge>, now: Instant) -> Vec<((IpAddr, u16), (IpAddr, u16))> {
         self.judge = judge;
         let Self { judge, connections, pins, .. } = self;
-        connections.retain(|ends, route, name| {
+        let ended = connections.retain(|ends, route, name| {
             // A pin holds as long as its connection.
             let names = pins.names(ends.far.0, now, || true);
             match (judge.gate(ends.protocol, ends.far, &names), route) {
-                (Gate::Open, Route::Direct | Route::Held(_)) => true,
+                (Gate::Open, _) => true,
                 // Whichever name it began with is known, or is judged by the new rules.
-                (Gate::Named, Route::Direct) => name.is_some() && judge.named(ends.far, name).is_allow(),
-                (Gate::Named, Route::Held(_) | Route::Relayed) => true,
-                (Gate::Open, Route::Relayed) => true,
+                (Gate::Named, Route::Direct) => {
+                    name.is_some_and(|name| judge.named(ends.far, name).is_allow())
+                }
+                (Gate::Named, Route::Held(hold)) => {
+                    hold.judged().is_none_or(|name| judge.named(ends.far, name).is_allow())
+                }
+                // The relay knows the hosts.
+                (Gate::Named, Route::Relayed) => true,
                 (Gate::Closed(_), _) => false,
             }
         });
+        ended.into_iter().map(|ends| (ends.guest, ends.far)).collect()
+    }
+
+    /// Forgets a connection that the device relayed.
+    pub fn forget(&mut self, guest: (IpAddr, u16), far: (IpAddr, u16)) {
+        self.connections.remove(&Ends { protocol: Protocol::Tcp, guest, far });
     }
 
     /// Forgets all connections, and has another hardware address.
@@ -195,10 +194,43 @@ impl Filter {
         }
     }
 
+    /// The open connections of TCP, for a snapshot.
+    #[must_use]
+    pub fn save_connections(&self) -> Vec<SavedConnection> {
+        let mut saved: Vec<_> = self.connections.open().map(|(connection, _)| connection).collect();
+        saved.sort_unstable_by_key(|connection| (connection.guest, connection.far));
+        saved
+    }
+
+    /// Hardware address of the router that the guest uses, if it has used one.
+    #[must_use]
+    pub fn router(&self) -> Option<Mac> {
+        self.router
+    }
+
+    /// Frames that end saved connections for the guest, whose router has this hardware address.
+    pub fn resets_to_guest(&self, saved: &[SavedConnection], router: Mac) -> impl Iterator<Item = Vec<u8>> {
+        let macs = (router, self.interface.mac);
+        let reset = move |connection: &SavedConnection| {
+            let SavedConnection { guest, far, expects } = *connection;
+            reply::lone_reset(macs, end_of(far), end_of(guest), expects)
+        };
+        saved.iter().filter_map(reset)
+    }
+
+    /// Frames that end the guest's connections for their far sides.
+    pub fn resets_to_far(&self) -> impl Iterator<Item = Vec<u8>> {
+        let macs = self.router.map(|router| (self.interface.mac, router));
+        self.connections.open().filter_map(move |(SavedConnection { guest, far, .. }, next)| {
+            reply::lone_reset(macs?, end_of(guest), end_of(far), next?)
+        })
+    }
+
     /// The pins, for a snapshot.
     #[must_use]
-    pub fn save_pins(&self) -> Vec<SavedPin> {
-        self.pins.save()
+    pub fn save_pins(&self, now: Instant) -> Vec<SavedPin> {
+        let used = self.connections.far_addresses(now);
+        self.pins.save(now, |address| used.contains(&address))
     }
 
     /// Takes the pins of a snapshot in place of all others, for a minute. Returns their names, which have to
@@ -234,13 +266,16 @@ impl Filter {
             Err(why) => return drop_of(why),
         };
         let packet = match &frame.content {
-            Content::Packet(packet) if offload.fits(packet) => packet,
+            Content::Packet(packet) if offload.fits(packet, len) => packet,
             Content::Packet(_) => return drop_of(Malformed::Offload),
             _ if !offload.is_none() => return drop_of(Malformed::Offload),
             Content::Arp(arp) if len <= LONGEST_ARP && self.is_own_arp(arp) => return Outcome::Pass,
             Content::Groups { source, kind } if self.may_report(*source, *kind) => return Outcome::Pass,
             Content::Arp(_) | Content::Groups { .. } => return drop_of(Malformed::Neighbour),
         };
+        if frame.target[0] & GROUP == 0 {
+            self.router = Some(frame.target);
+        }
         match outgoing_kind(packet) {
             Kind::Dhcp if frame.target == [0xff; 6] || packet.target.is_ipv6() => self.of_dhcp(packet, now),
             Kind::Dhcp => drop_of(Malformed::Neighbour),
@@ -289,7 +324,7 @@ impl Filter {
             None => {}
         }
         let opens = segment.is_some_and(|segment| segment.flags.syn && !segment.flags.ack);
-        if !opens || !self.interface.forwarded.contains(&ends.guest.1) {
+        if !opens || !self.interface.forwarded.contains(&ends.guest.1) || self.connections.has(&ends) {
             return Outcome::Stop(Cause::Unknown, None);
         }
         match self.connections.begin(ends, Side::Far, Route::Direct, now) {
@@ -308,10 +343,20 @@ impl Filter {
         let segment = segment(packet);
         let payload = packet.payload.1 - packet.payload.0;
         if let Some(route) = self.connections.follow(&ends, Side::Guest, segment, now) {
+            // A SYN may come again, and with other options.
+            if matches!(route, Route::Held(_)) && segment.is_some() && packet.has_multipath(head) {
+                return drop_of(Malformed::Multipath);
+            }
             return Self::on_route(route, segment, payload);
         }
+        // Behind the host's own sockets, a packet without a route would be lost, and the guest would wait.
+        if self.interface.is_routed && !self.judge.is_routed(ends.far.0) {
+            let cause =
+                Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason: Reason::NoRoute };
+            return Outcome::Stop(cause, reply::to_denied(frame, packet, head));
+        }
         let connections = &self.connections;
-        let names = self.pins.names(ends.far.0, now, || connections.lead_to(ends.far.0));
+        let names = self.pins.names(ends.far.0, now, || connections.lead_to(ends.far.0, now));
         let gate = self.judge.gate(ends.protocol, ends.far, &names);
         if let Gate::Closed(reason) = gate {
             let denied = Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason };
@@ -321,8 +366,14 @@ impl Filter {
             // The connection is from before a restore, or was forgotten. A reset ends it for the guest.
             return Outcome::Stop(Cause::Unknown, reply::to_denied(frame, packet, head));
         }
+        let backward = Ends { guest: ends.far, far: ends.guest, ..ends };
+        if self.connections.has(&backward) {
+            // Where the host leads it back, the guest would answer in the far side's place.
+            return drop_of(Malformed::Address);
+        }
         let (route, outcome) = match (gate, segment) {
             (Gate::Named, Some(_)) if payload > 0 => return drop_of(Malformed::Early),
+            (Gate::Named, Some(_)) if packet.has_multipath(head) => return drop_of(Malformed::Multipath),
             (Gate::Named, Some(_)) if ends.far.1 == HTTP => (Route::Relayed, Outcome::Take(Taken::Request)),
             (Gate::Named, Some(segment)) => {
                 let hold = Hold::new(segment.sequence.wrapping_add(1), &self.held);
@@ -358,6 +409,13 @@ impl Filter {
         let Some(ends) = quoted_ends(quoted, packet.target).filter(|_| is_error) else { return false };
         self.connections.follow(&ends, Side::Far, None, now).is_some()
     }
+}
+
+/// The bit of a hardware address that makes it one of a group.
+const GROUP: u8 = 1;
+
+fn end_of(address: SocketAddr) -> (IpAddr, u16) {
+    (address.ip(), address.port())
 }
 
 /// Whether a packet asks a resolver.

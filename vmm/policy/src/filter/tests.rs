@@ -1,7 +1,5 @@
 //! The filter, on frames of both directions.
 
-use std::time::Duration;
-
 use etherparse::{
     ArpHardwareId, ArpOperation, ArpPacket, Ethernet2Header, Icmpv4Type, Icmpv6Type, PacketBuilder,
     PacketBuilderStep, ether_type,
@@ -9,20 +7,20 @@ use etherparse::{
 
 use super::link::{DHCP, DHCP6, MOST_NEIGHBOURS};
 use super::*;
-use crate::connections::MOST_CONNECTIONS;
 use crate::frame::HEAD;
+use crate::host::HostNetwork;
 use crate::offload::Version;
 use crate::policy::Policy;
 
-const US: Mac = [2, 0, 0, 0, 0, 1];
-const GATEWAY: Mac = [2, 0, 0, 0, 0, 2];
-const OWN: &str = "10.118.111.15";
-const OWN6: &str = "fd76:6f6c:7400::15";
-const FAR: &str = "192.0.2.1";
-const FAR6: &str = "2001:db8::1";
-const RESOLVER: &str = "10.118.111.3";
+pub(super) const US: Mac = [2, 0, 0, 0, 0, 1];
+pub(super) const GATEWAY: Mac = [2, 0, 0, 0, 0, 2];
+pub(super) const OWN: &str = "10.118.111.15";
+pub(super) const OWN6: &str = "fd76:6f6c:7400::15";
+pub(super) const FAR: &str = "192.0.2.1";
+pub(super) const FAR6: &str = "2001:db8::1";
+pub(super) const RESOLVER: &str = "10.118.111.3";
 
-fn address(text: &str) -> IpAddr {
+pub(super) fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
@@ -30,24 +28,21 @@ pub(super) fn filter(policy: &str) -> Filter {
     let policy: Policy = serde_json::from_str(policy).unwrap();
     let judge = Judge::new(&policy, [address("198.51.100.7").into()]).unwrap();
     let v6 = "fd76:6f6c:7400::/64".parse().unwrap();
-    let interface = Interface {
-        mac: US,
-        addresses: Some(GuestAddresses { v4: OWN.parse().unwrap(), v6 }),
-        forwarded: vec![80],
-    };
+    let interface =
+        Interface { mac: US, addresses: vec![address(OWN).into(), v6], is_routed: true, forwarded: vec![80] };
     Filter::new(Arc::new(judge), interface)
 }
 
 /// Both directions of an exchange.
 #[derive(Clone, Copy)]
-struct Path {
-    macs: [Mac; 2],
-    addresses: [IpAddr; 2],
-    hops: u8,
+pub(super) struct Path {
+    pub(super) macs: [Mac; 2],
+    pub(super) addresses: [IpAddr; 2],
+    pub(super) hops: u8,
 }
 
 impl Path {
-    fn between(from: &str, to: &str) -> Self {
+    pub(super) fn between(from: &str, to: &str) -> Self {
         let addresses = [address(from), address(to)];
         let target = match addresses[1] {
             IpAddr::V4(v4) if v4.is_broadcast() => [0xff; 6],
@@ -60,16 +55,16 @@ impl Path {
         Self { macs: [US, target], addresses, hops: 64 }
     }
 
-    fn to(target: &str) -> Self {
+    pub(super) fn to(target: &str) -> Self {
         Self::between(if target.contains(':') { OWN6 } else { OWN }, target)
     }
 
-    fn back(self) -> Self {
+    pub(super) fn back(self) -> Self {
         let ([a, b], [c, d]) = (self.macs, self.addresses);
         Self { macs: [b, a], addresses: [d, c], hops: self.hops }
     }
 
-    fn packet(self) -> PacketBuilderStep<etherparse::IpHeaders> {
+    pub(super) fn packet(self) -> PacketBuilderStep<etherparse::IpHeaders> {
         let ethernet = PacketBuilder::ethernet2(self.macs[0], self.macs[1]);
         match self.addresses {
             [IpAddr::V4(from), IpAddr::V4(to)] => ethernet.ipv4(from.octets(), to.octets(), self.hops),
@@ -78,7 +73,7 @@ impl Path {
         }
     }
 
-    fn tcp(self, ports: [u16; 2], flags: &str) -> Vec<u8> {
+    pub(super) fn tcp(self, ports: [u16; 2], flags: &str) -> Vec<u8> {
         let mut step = self.packet().tcp(ports[0], ports[1], 1000, 500);
         for flag in flags.chars() {
             step = match flag {
@@ -94,14 +89,14 @@ impl Path {
         bytes
     }
 
-    fn udp(self, ports: [u16; 2]) -> Vec<u8> {
+    pub(super) fn udp(self, ports: [u16; 2]) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.packet().udp(ports[0], ports[1]).write(&mut bytes, b"data").unwrap();
         bytes
     }
 
     /// A message of ICMP or ICMPv6 with a type, and a body behind its header.
-    fn icmp(self, kind: u8, body: &[u8]) -> Vec<u8> {
+    pub(super) fn icmp(self, kind: u8, body: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let bytes5to8 = [0, 9, 0, 1];
         let (type_u8, code_u8) = (kind, 0);
@@ -119,12 +114,12 @@ impl Path {
     }
 
     /// As a packet of the link.
-    fn near(self) -> Self {
+    pub(super) fn near(self) -> Self {
         Self { hops: 255, ..self }
     }
 }
 
-fn arp(sender_mac: Mac, sender: &str) -> Vec<u8> {
+pub(super) fn arp(sender_mac: Mac, sender: &str) -> Vec<u8> {
     let IpAddr::V4(sender) = address(sender) else { panic!("{sender}") };
     let message = ArpPacket::new(
         ArpHardwareId::ETHERNET,
@@ -139,16 +134,16 @@ fn arp(sender_mac: Mac, sender: &str) -> Vec<u8> {
     [&ethernet.to_bytes()[..], &message.unwrap().to_bytes()].concat()
 }
 
-fn out(filter: &mut Filter, frame: &[u8]) -> Outcome {
+pub(super) fn out(filter: &mut Filter, frame: &[u8]) -> Outcome {
     filter.outgoing(&frame[..frame.len().min(HEAD)], frame.len(), Offload::default(), Instant::now())
 }
 
-fn into(filter: &mut Filter, frame: &[u8]) -> Outcome {
+pub(super) fn into(filter: &mut Filter, frame: &[u8]) -> Outcome {
     filter.incoming(&frame[..frame.len().min(HEAD)], frame.len(), Instant::now())
 }
 
 /// The cause in a word, and whether there is an answer.
-fn stopped(outcome: &Outcome) -> (String, bool) {
+pub(super) fn stopped(outcome: &Outcome) -> (String, bool) {
     match outcome {
         Outcome::Pass | Outcome::Take(_) => (format!("{outcome:?}"), false),
         Outcome::Stop(cause, answer) => {
@@ -478,7 +473,7 @@ fn host_fills_in_the_packet_s_own_checksum_alone() {
 #[test]
 fn guest_behind_a_tap_may_not_be_the_host_and_finds_its_neighbours() {
     let mut filter = filter("{}");
-    filter.interface.addresses = None;
+    filter.interface.addresses.clear();
     for (frame, cause) in [
         (Path::between("198.51.100.7", FAR).udp([1, 2]), "foreign address"),
         (Path::between("127.0.0.1", FAR).udp([1, 2]), "foreign address"),
@@ -506,6 +501,52 @@ fn guest_behind_a_tap_may_not_be_the_host_and_finds_its_neighbours() {
 }
 
 #[test]
+fn bytes_behind_a_packet_do_not_become_its_payload() {
+    let mut filter = filter("{}");
+    let there = Path::to(FAR);
+    let mut longer = there.tcp([5000, 443], "S");
+    longer.extend([7; 100]);
+    let offload = |segments| Offload { checksum: Some((34, 16)), segments };
+    for offload in [offload(Some(Version::V4)), offload(None)] {
+        let outcome = filter.outgoing(&longer, longer.len(), offload, Instant::now());
+        assert_eq!(outcome, drop_of(Malformed::Offload));
+    }
+    assert_eq!(out(&mut filter, &longer), Outcome::Pass, "padding");
+}
+
+#[test]
+fn guest_does_not_answer_in_the_place_of_a_far_side() {
+    let mut filter = filter("{}");
+    filter.interface.addresses.clear();
+    let there = Path::between("198.18.0.1", FAR);
+    assert_eq!(out(&mut filter, &there.tcp([5000, 443], "S")), Outcome::Pass);
+    let forged = Path { macs: there.macs, ..there.back() };
+    assert_eq!(out(&mut filter, &forged.tcp([443, 5000], "S")), drop_of(Malformed::Address));
+}
+
+#[test]
+fn far_side_does_not_take_the_place_of_a_connection_by_a_forward() {
+    let mut filter = filter(r#"{"default":"deny","allow":["192.0.2.0/24"]}"#);
+    let there = Path::to(FAR);
+    assert_eq!(out(&mut filter, &there.tcp([80, 443], "S")), Outcome::Pass);
+    assert_eq!(stopped(&into(&mut filter, &there.back().tcp([443, 80], "S"))).0, "of no connection");
+}
+
+#[test]
+fn version_of_ip_that_the_host_does_not_route_is_rejected_at_once() {
+    let silent = r#"{"denial":"drop"}"#;
+    let mut filter = filter(silent);
+    let judge =
+        filter.judge().with_host(&HostNetwork { addresses: vec![], routes_v4: true, routes_v6: false });
+    filter.change(Arc::new(judge), Instant::now());
+    assert_eq!(out(&mut filter, &Path::to(FAR).tcp([5000, 443], "S")), Outcome::Pass);
+    for frame in [Path::to(FAR6).tcp([5000, 443], "S"), Path::to(FAR6).udp([5000, 123])] {
+        let (why, is_answered) = stopped(&out(&mut filter, &frame));
+        assert_eq!((why.contains("no default route"), is_answered), (true, true), "{why}");
+    }
+}
+
+#[test]
 fn questions_end_in_the_device_wherever_they_go() {
     let mut filter = filter(r#"{"default":"deny"}"#);
     for target in [RESOLVER, FAR, FAR6, "127.0.0.1"] {
@@ -526,76 +567,4 @@ fn questions_end_in_the_device_wherever_they_go() {
     assert_eq!((parsed.source, parsed.target), (GATEWAY, US));
     assert_eq!((packet.source, packet.target), (address(RESOLVER), address(OWN)));
     assert_eq!(packet.transport, Transport::Udp { source: 53, target: 5000 });
-}
-
-#[test]
-fn connection_from_outside_comes_through_a_forward_alone() {
-    let mut filter = filter(r#"{"default":"deny"}"#);
-    let inward = Path::to("10.118.111.2").back();
-    assert_eq!(stopped(&into(&mut filter, &inward.tcp([9000, 22], "S"))).0, "of no connection");
-    assert_eq!(stopped(&into(&mut filter, &inward.tcp([9000, 80], "A"))).0, "of no connection");
-    assert_eq!(stopped(&into(&mut filter, &inward.udp([9000, 80]))).0, "of no connection");
-    assert_eq!(into(&mut filter, &inward.tcp([9000, 80], "S")), Outcome::Pass);
-    assert_eq!(out(&mut filter, &inward.back().tcp([80, 9000], "SA")), Outcome::Pass);
-    assert_eq!(into(&mut filter, &inward.tcp([9000, 80], "A")), Outcome::Pass);
-    // The guest begins nothing there, by the ports of the connection either.
-    assert_eq!(stopped(&out(&mut filter, &inward.back().tcp([81, 9000], "S"))).0, "private address");
-    assert_eq!(stopped(&out(&mut filter, &inward.back().tcp([80, 9000], "S"))).0, "private address");
-}
-
-#[test]
-fn errors_about_a_connection_pass_and_others_do_not() {
-    let mut filter = filter("{}");
-    for (target, router, kind) in [(FAR, "203.0.113.9", 3), (FAR6, "2001:db8:1::9", 2)] {
-        let there = Path::to(target);
-        let sent = there.udp([5000, 123]);
-        let error = |quoted: &[u8], kind| {
-            let from = Path::between(router, if target == FAR { OWN } else { OWN6 });
-            Path { macs: [GATEWAY, US], ..from }.icmp(kind, quoted)
-        };
-        let about = error(&sent[14..], kind);
-        assert_eq!(stopped(&into(&mut filter, &about)).0, "of no connection");
-        assert_eq!(out(&mut filter, &sent), Outcome::Pass);
-        assert_eq!(into(&mut filter, &about), Outcome::Pass);
-        let other = there.udp([5001, 123]);
-        assert_eq!(stopped(&into(&mut filter, &error(&other[14..], kind))).0, "of no connection");
-        // A redirect would change the guest's routes.
-        assert_eq!(stopped(&into(&mut filter, &error(&sent[14..], 5))).0, "of no connection");
-        assert_eq!(stopped(&into(&mut filter, &error(&sent[14..30], kind))).0, "of no connection");
-    }
-}
-
-#[test]
-fn changed_policy_ends_connections_that_it_denies() {
-    let mut filter = filter("{}");
-    let (web, other) = (Path::to(FAR), Path::to("192.0.2.2"));
-    for path in [web, other] {
-        assert_eq!(out(&mut filter, &path.tcp([4000, 443], "S")), Outcome::Pass);
-        assert_eq!(into(&mut filter, &path.back().tcp([443, 4000], "SA")), Outcome::Pass);
-    }
-    let policy: Policy = serde_json::from_str(r#"{"default":"deny","allow":["192.0.2.1:443"]}"#).unwrap();
-    filter.change(Arc::new(Judge::new(&policy, []).unwrap()), Instant::now());
-    assert_eq!(out(&mut filter, &web.tcp([4000, 443], "A")), Outcome::Pass);
-    assert_eq!(stopped(&out(&mut filter, &other.tcp([4000, 443], "A"))), ("no rule".to_owned(), true));
-    assert_eq!(stopped(&into(&mut filter, &other.back().tcp([443, 4000], "A"))).0, "of no connection");
-}
-
-#[test]
-fn segment_of_no_connection_is_reset() {
-    let mut filter = filter("{}");
-    let after_restore = Path::to(FAR).tcp([4000, 443], "A");
-    assert_eq!(stopped(&out(&mut filter, &after_restore)), ("of no connection".to_owned(), true));
-}
-
-#[test]
-fn hundred_thousand_connections_take_bounded_room() {
-    let mut filter = filter("{}");
-    let begun = Instant::now();
-    for number in 0..100_000_u32 {
-        let target = Ipv4Addr::from_bits(0xc612_0000 + number).to_string();
-        let frame = Path::to(&target).tcp([4000, 443], "S");
-        let now = begun + Duration::from_micros(u64::from(number));
-        filter.outgoing(&frame, frame.len(), Offload::default(), now);
-    }
-    assert!(filter.connections() <= MOST_CONNECTIONS);
 }

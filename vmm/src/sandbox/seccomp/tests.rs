@@ -34,7 +34,7 @@ const FORBIDDEN: [Call; 23] = [
 
 /// The kinds of thread that make some of these calls.
 const DUTIES: [(ThreadKind, &[&str]); 3] = [
-    (ThreadKind::Resolver, &["socket of INET", "bind", "open", "connect"]),
+    (ThreadKind::Resolver, &["socket of INET", "open", "connect"]),
     (ThreadKind::Opener, &["socket of INET", "bind", "unlink", "open", "socket of UNIX", "connect"]),
     (ThreadKind::Worker, &["io_uring_setup"]),
 ];

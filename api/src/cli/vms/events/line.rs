@@ -63,6 +63,7 @@ impl Happening {
             Self::Told(Event::DeviceFailed { device, problem }) => {
                 format!("device {device} failed: {problem}")
             }
+            Self::Told(Event::Denied { device, what }) => format!("{device} denied {what}"),
             Self::Told(Event::Ended { cause, problem }) => {
                 let cause = match cause {
                     EndCause::Poweroff => "the guest powered off",

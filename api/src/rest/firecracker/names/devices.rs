@@ -9,6 +9,7 @@ use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{
     Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, RateLimit, VsockConfig,
 };
+use volt_vmm::policy::IpNet;
 
 use super::balloon::Balloon;
 use super::metadata::MmdsConfig;
@@ -151,6 +152,9 @@ pub(crate) struct NetworkInterface {
     /// volt-vmm's own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     dns_forward: bool,
+    /// volt-vmm's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    addresses: Vec<IpNet>,
     #[serde(default, deserialize_with = "rate_limiter::limit", skip_serializing_if = "RateLimit::is_none")]
     rx_rate_limiter: RateLimit,
     #[serde(default, deserialize_with = "rate_limiter::limit", skip_serializing_if = "RateLimit::is_none")]
@@ -208,6 +212,7 @@ impl TryFrom<NetworkInterface> for NetConfig {
             mtu: interface.mtu,
             offload: interface.offload,
             dns_forward: interface.dns_forward,
+            addresses: interface.addresses,
             receive_limit: interface.rx_rate_limiter,
             transmit_limit: interface.tx_rate_limiter,
         })
@@ -216,8 +221,8 @@ impl TryFrom<NetworkInterface> for NetConfig {
 
 impl From<NetConfig> for NetworkInterface {
     fn from(network: NetConfig) -> Self {
-        let NetConfig { id, backend, mac, mtu, offload, dns_forward, receive_limit, transmit_limit } =
-            network;
+        let NetConfig { id, backend, mac, mtu, offload, dns_forward, addresses, .. } = network.clone();
+        let NetConfig { receive_limit, transmit_limit, .. } = network;
         let (host_dev_name, passt, nat) = match backend {
             NetBackend::Tap(tap) => (Some(tap), None, None),
             NetBackend::TapDescriptor(number) => (Some(format!("fd:{number}")), None, None),
@@ -233,6 +238,7 @@ impl From<NetConfig> for NetworkInterface {
             mtu,
             offload,
             dns_forward,
+            addresses,
             rx_rate_limiter: receive_limit,
             tx_rate_limiter: transmit_limit,
         }
@@ -425,10 +431,13 @@ mod tests {
             mtu: Option<u16>,
             offload: bool,
             dns_forward: bool,
+            addresses in proptest::collection::vec(Just("172.16.0.2/32".parse().unwrap()), 0..2),
             receive_limit in limits(),
             transmit_limit in limits(),
         ) -> NetConfig {
-            NetConfig { id, backend, mac, mtu, offload, dns_forward, receive_limit, transmit_limit }
+            NetConfig {
+                id, backend, mac, mtu, offload, dns_forward, addresses, receive_limit, transmit_limit,
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use super::pieces::Pieces;
 use crate::config::network::Mac;
+use crate::error::Result;
 
 /// A connection that carries Ethernet frames, each after a [`super::header::Header`]. It never blocks.
 pub(super) trait Backend: Debug + Send {
@@ -22,6 +23,12 @@ pub(super) trait Backend: Debug + Send {
     /// The host refuses them.
     fn begin(&mut self, _features: u64, _mac: Mac) -> io::Result<()> {
         Ok(())
+    }
+
+    /// Connects anew, after the connection has ended, for the guest with this address. Returns `None` if this
+    /// backend never does.
+    fn restart(&mut self, _mac: Mac) -> Option<Result<()>> {
+        None
     }
 
     /// Reads a frame, header first. Returns its length. Bytes that do not fit are lost.

@@ -18,35 +18,42 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use volt_policy::{
-    Answered, Cause, Copied, Datagram, Filter, GuestAddresses, Interface, Judge, Offload, Outcome,
-    RequestHead, SavedPin, Taken, Verdict,
+    Answered, Cause, Copied, Datagram, Filter, Host, Interface, Judge, MOST_CONNECTIONS, Offload, Outcome,
+    RequestHead, SavedConnection, SavedPin, Taken, Verdict, reset_for,
 };
 
 use super::NextTurn;
+use super::denials::Denials;
 use super::name_streams::NameStreams;
 use super::names::{Asker, Names, News};
-use super::relay::Relays;
 use super::relay::end::{Endpoint, TcpChecksum};
+use super::relay::{RelayCounts, Relays};
 use crate::config::devices::{NetBackend, NetConfig};
 use crate::config::network::Mac;
-use crate::config::user_network::{IPV4, IPV6};
-use crate::devices::log_limit::LogLimit;
+use crate::config::user_network;
+use crate::counters::policy::{PolicyEvent, PolicyMetrics};
+use crate::error::report;
+use crate::events::Events;
+use crate::paths;
 
 /// Most answers that wait for buffers of the guest, and most frames that wait for room in the backend.
 const MOST_ANSWERS: usize = 64;
 const MOST_UNSENT: usize = 256;
+/// Most pins that a snapshot keeps.
+const MOST_PINS: usize = 1024;
 
+/// Least time between two looks at the network of the host, where the first one failed.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// MTU of an interface that tells its guest none, and of one behind passt.
 const DEFAULT_MTU: u16 = 1500;
 const PASST_MTU: u16 = 65_520;
+const LEAST_OF_V6: u16 = 1280;
 /// Shortest delay before work that needs no frame.
 const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Guard {
-    /// Name of the device, for the log.
-    name: String,
     filter: Filter,
     names: Names,
     streams: NameStreams,
@@ -56,7 +63,12 @@ pub(super) struct Guard {
     answers: VecDeque<Vec<u8>>,
     /// Frames for the far side that the device has copied.
     unsent: VecDeque<Copied>,
-    log: LogLimit,
+    denials: Denials,
+    work: PolicyMetrics,
+    /// Pins of a snapshot, until the guest sends its first frame.
+    restored_pins: Vec<SavedPin>,
+    /// When the network of the host was looked for last.
+    looked_at_host: Option<Instant>,
 }
 
 /// The fate of a frame of the guest.
@@ -69,23 +81,33 @@ pub(super) enum Passage {
 }
 
 impl Guard {
-    pub fn new(config: &NetConfig, mac: Mac, judge: Arc<Judge>) -> Self {
+    pub fn new(config: &NetConfig, mac: Mac, judge: Arc<Judge>, events: Arc<Events>) -> Self {
         Self {
-            name: config.id.clone(),
+            denials: Denials::new(&config.id, events),
+            work: PolicyMetrics::default(),
+            restored_pins: Vec::new(),
+            looked_at_host: None,
             filter: Filter::new(judge, interface(config, mac)),
             names: Names::new(&config.id),
             streams: NameStreams::new(mtu(config)),
-            relays: Relays::new(mtu(config)),
+            relays: Relays::new(mtu(config), far_mtu(config)),
             due: None,
             answers: VecDeque::new(),
             unsent: VecDeque::new(),
-            log: LogLimit::new(),
         }
     }
 
     /// Takes another policy. Connections that it denies end.
     pub fn change(&mut self, judge: Arc<Judge>) {
-        self.filter.change(judge, Instant::now());
+        let now = Instant::now();
+        for (guest, far) in self.filter.change(judge, now) {
+            let reset = self.relays.end(guest, far, now);
+            self.unsent.extend(reset.map(own_frame));
+        }
+        let Self { relays, filter, denials, .. } = self;
+        let resets = relays.end_denied(now, &mut judge_request(filter.judge(), denials));
+        self.unsent.extend(resets.into_iter().map(own_frame));
+        self.forget_ended();
     }
 
     /// Begins anew, as after a restore, with the hardware address that the guest knows.
@@ -99,23 +121,83 @@ impl Guard {
         self.unsent.clear();
     }
 
-    /// The pins, for a snapshot.
-    pub fn save_pins(&self) -> Vec<SavedPin> {
-        self.filter.save_pins()
+    /// The open connections of TCP, for a snapshot, and the hardware address of the router that they use.
+    pub fn save_connections(&self) -> (Option<Mac>, Vec<SavedConnection>) {
+        (self.filter.router(), self.filter.save_connections())
     }
 
-    /// Takes the pins of a snapshot for a minute, in which their names are asked for again.
+    /// Begins anew, as [`Guard::begin_anew`]. The far sides of the device's own connections are told that
+    /// they end, and so is the guest, of those that it had when its state was saved.
+    pub fn end_connections(&mut self, mac: Mac, router: Option<Mac>, saved: &[SavedConnection]) {
+        let mut to_far: Vec<_> = self.filter.resets_to_far().collect();
+        to_far.extend(self.relays.end_far_sides(Instant::now()));
+        self.begin_anew(mac);
+        self.unsent.extend(to_far.into_iter().map(own_frame));
+        let saved = &saved[..saved.len().min(MOST_CONNECTIONS)];
+        self.answers.extend(router.iter().flat_map(|router| self.filter.resets_to_guest(saved, *router)));
+    }
+
+    /// The pins, for a snapshot.
+    pub fn save_pins(&self) -> Vec<SavedPin> {
+        if !self.restored_pins.is_empty() {
+            return self.restored_pins.clone();
+        }
+        // Without rules about names they mean nothing.
+        let mut pins = match self.filter.judge().has_names() {
+            true => self.filter.save_pins(Instant::now()),
+            false => Vec::new(),
+        };
+        pins.truncate(MOST_PINS);
+        pins
+    }
+
+    /// Takes the pins of a snapshot for a minute from the guest's first frame on, in which their names are
+    /// asked for again.
     pub fn restore_pins(&mut self, saved: &[SavedPin]) {
-        let names = self.filter.restore_pins(saved, Instant::now());
-        self.names.renew(names);
+        self.restored_pins = saved.iter().take(MOST_PINS).cloned().collect();
+    }
+
+    /// Uses the pins of a snapshot, and asks for their names.
+    fn use_restored_pins(&mut self, now: Instant) {
+        if !self.restored_pins.is_empty() {
+            let saved = std::mem::take(&mut self.restored_pins);
+            let names = self.filter.restore_pins(&saved, now);
+            self.names.renew(names);
+        }
+        self.names.renew_some(self.filter.judge(), now);
+    }
+
+    /// Reads the network of the host before the first verdict. Nothing passes without it.
+    fn knows_host(&mut self, now: Instant) -> bool {
+        if self.filter.judge().knows_host() {
+            return true;
+        }
+        if self.looked_at_host.is_some_and(|looked| now < looked + BETWEEN_LOOKS) {
+            return false;
+        }
+        self.looked_at_host = Some(now);
+        match paths::host_network() {
+            Ok(network) => {
+                let judge = self.filter.judge().with_host(&network);
+                self.change(Arc::new(judge));
+                true
+            }
+            Err(error) => {
+                let what = || "everything: the network of the host cannot be read".to_owned();
+                self.denials.tell(format_args!("nothing passes: {}: {}", what(), report(&error)), what);
+                false
+            }
+        }
     }
 
     /// The fate of a frame of the guest. `head` has its first bytes, or all of `len`.
     pub fn outgoing(&mut self, head: &[u8], len: usize, offload: Offload) -> Passage {
         let now = Instant::now();
-        let outcome = self.filter.outgoing(head, len, offload, now);
-        self.names.renew_some(now);
-        match outcome {
+        if !self.knows_host(now) {
+            return Passage::Drops;
+        }
+        self.use_restored_pins(now);
+        match self.filter.outgoing(head, len, offload, now) {
             Outcome::Pass => Passage::Passes,
             Outcome::Take(taken) => Passage::Takes(taken),
             Outcome::Stop(cause, answer) => {
@@ -141,28 +223,52 @@ impl Guard {
                 self.unsent.extend(held.to_far.into_iter().take(room));
             }
             Taken::Request => {
-                let checksum = checksum(offload.checksum.is_some());
-                let Self { relays, filter, .. } = self;
-                if !relays.open(&copied.frame, checksum, now) {
-                    relays.receive_from_guest(
-                        &copied.frame,
-                        checksum,
-                        now,
-                        &mut judge_request(filter.judge()),
-                    );
+                let is_known = self.relay(&copied.frame, offload, now);
+                self.forget_ended();
+                if !is_known {
+                    // The relay has given it up.
+                    self.answer(reset_for(&copied.frame));
                 }
             }
         }
     }
 
+    /// Forgets the connections that the relay has ended.
+    fn forget_ended(&mut self) {
+        for (guest, far) in self.relays.take_ended() {
+            self.filter.forget(guest, far);
+        }
+    }
+
+    /// Gives the relay a frame of a far side.
+    fn relay_back(&mut self, frame: &[u8], is_trusted: bool, now: Instant) {
+        let Self { relays, filter, denials, .. } = self;
+        let mut judge = judge_request(filter.judge(), denials);
+        relays.receive_from_far(frame, checksum(is_trusted), now, &mut judge);
+        drop(judge);
+        self.forget_ended();
+    }
+
+    /// Gives the relay a frame of the guest. Returns whether it has a use for it.
+    fn relay(&mut self, frame: &[u8], offload: Offload, now: Instant) -> bool {
+        let checksum = checksum(offload.checksum.is_some());
+        let Self { relays, filter, denials, .. } = self;
+        let judge = &mut judge_request(filter.judge(), denials);
+        relays.open(frame, checksum, now) || relays.receive_from_guest(frame, checksum, now, judge)
+    }
+
     fn take_question(&mut self, frame: &[u8], offload: Offload, now: Instant) {
         let Some((datagram, message)) = Datagram::parse(frame) else {
-            let questions = self.streams.receive(frame, checksum(offload.checksum.is_some()), now);
-            return self.take_questions(questions, now);
+            match self.streams.receive(frame, checksum(offload.checksum.is_some()), now) {
+                Some(questions) => self.take_questions(questions, now),
+                // It is from before a restore.
+                None => self.answer(reset_for(frame)),
+            }
+            return;
         };
         let judge = Arc::clone(self.filter.judge());
         let asker = Asker::Datagram(Box::new(datagram.clone()));
-        if let Some(answer) = self.names.take(message, asker, &judge, now) {
+        if let Some(answer) = self.names.take(message, asker, (&judge, &self.denials, &mut self.work), now) {
             self.answer(datagram.answer(&answer));
         }
     }
@@ -171,27 +277,31 @@ impl Guard {
     fn take_questions(&mut self, questions: Vec<(u64, Vec<u8>)>, now: Instant) {
         for (number, message) in questions {
             let judge = Arc::clone(self.filter.judge());
-            if let Some(answer) = self.names.take(&message, Asker::Stream(number), &judge, now) {
+            if let Some(answer) =
+                self.names.take(&message, Asker::Stream(number), (&judge, &self.denials, &mut self.work), now)
+            {
                 self.streams.answer(number, &answer, now);
             }
         }
     }
 
-    /// Whether a frame for the guest passes. `frame` has all of it. Its checksum may be the guest's to trust.
-    pub fn passes_in(&mut self, frame: &[u8], is_trusted: bool) -> bool {
+    /// The fate of a frame for the guest, of which `frame` has all. Its checksum may be the guest's to trust.
+    /// A frame that the device takes needs nothing else.
+    pub fn incoming(&mut self, frame: &[u8], is_trusted: bool) -> Passage {
         let now = Instant::now();
+        if !self.knows_host(now) {
+            return Passage::Drops;
+        }
         match self.filter.incoming(frame, frame.len(), now) {
-            Outcome::Pass => true,
-            Outcome::Take(_) => {
-                let Self { relays, filter, .. } = self;
-                let judge = &mut judge_request(filter.judge());
-                relays.receive_from_far(frame, checksum(is_trusted), now, judge);
-                false
+            Outcome::Pass => Passage::Passes,
+            Outcome::Take(taken) => {
+                self.relay_back(frame, is_trusted, now);
+                Passage::Takes(taken)
             }
             Outcome::Stop(cause, answer) => {
                 self.note(&cause, "to the guest");
                 self.answer(answer);
-                false
+                Passage::Drops
             }
         }
     }
@@ -201,8 +311,9 @@ impl Guard {
         if self.due.is_some_and(|due| due <= now) {
             let questions = self.streams.work(now);
             self.take_questions(questions, now);
-            let Self { relays, filter, .. } = self;
-            relays.work(now, &mut judge_request(filter.judge()));
+            let Self { relays, filter, denials, .. } = self;
+            relays.work(now, &mut judge_request(filter.judge(), denials));
+            self.forget_ended();
         }
     }
 
@@ -220,7 +331,7 @@ impl Guard {
     /// Takes the news of the resolver.
     pub fn listen(&mut self) {
         let judge = Arc::clone(self.filter.judge());
-        for news in self.names.news(&judge) {
+        for news in self.names.news(&judge, &mut self.work) {
             match news {
                 News::Answered(Answered { asker, message, truncated, name, addresses, .. }) => {
                     // The guest may use an address as soon as it knows it.
@@ -233,15 +344,17 @@ impl Guard {
                         Asker::Device => {}
                     }
                 }
-                News::HostAddresses(addresses) => {
-                    let judge = self.filter.judge().with_host_addresses(addresses);
+                News::HostNetwork(network) if self.filter.judge().is_of_host(&network) => {}
+                News::HostNetwork(network) => {
+                    let judge = self.filter.judge().with_host(&network);
                     self.change(Arc::new(judge));
                 }
             }
         }
     }
 
-    /// The descriptor that is readable when there is news of the resolver, and a number that no other one had.
+    /// The descriptor that is readable when there is news of the resolver, and a number that no other one
+    /// had.
     pub fn descriptor(&self) -> Option<(u64, BorrowedFd<'_>)> {
         self.names.descriptor()
     }
@@ -261,7 +374,7 @@ impl Guard {
     pub fn next_unsent(&mut self) -> Option<&Copied> {
         if self.unsent.is_empty() {
             let frame = self.relays.next_to_far();
-            self.unsent.extend(frame.map(|frame| Copied { header: [0; 12], frame: frame.into() }));
+            self.unsent.extend(frame.map(own_frame));
         }
         self.unsent.front()
     }
@@ -272,14 +385,33 @@ impl Guard {
     }
 
     fn note(&mut self, cause: &Cause, direction: &str) {
+        let event = match cause {
+            Cause::Denied { .. } => PolicyEvent::DeniedFrame,
+            Cause::Full => PolicyEvent::NoRoom,
+            Cause::Malformed(_) => PolicyEvent::MalformedFrame,
+            Cause::Unknown => PolicyEvent::UnknownFrame,
+        };
+        self.work.add(event, 1);
         match cause {
             Cause::Denied { .. } | Cause::Full => {
-                let name = &self.name;
-                self.log.warn(format_args!("{name}: a frame {direction} is dropped: {cause}"));
+                self.denials
+                    .tell(format_args!("a frame {direction} is dropped: {cause}"), || cause.to_string());
             }
-            Cause::Malformed(_) => log::debug!("{}: a frame {direction} is dropped: {cause}", self.name),
+            Cause::Malformed(_) => {
+                self.denials.debug(format_args!("a frame {direction} is dropped: {cause}"))
+            }
             Cause::Unknown => {}
         }
+    }
+
+    /// Takes the work since the last call.
+    pub fn take_work(&mut self) -> PolicyMetrics {
+        let RelayCounts { opened, refused, denied, ambiguous } = self.relays.take_counts();
+        let mut work = std::mem::take(&mut self.work);
+        work.add(PolicyEvent::RelayedConnection, opened);
+        work.add(PolicyEvent::NoRoom, refused);
+        work.add(PolicyEvent::DeniedRequest, denied + ambiguous);
+        work
     }
 
     /// Keeps a frame for the guest. Without room it is lost: the guest asks again, or waits until its own
@@ -290,16 +422,38 @@ impl Guard {
 }
 
 /// Judges the host of a request for a far side.
-fn judge_request(judge: &Judge) -> impl FnMut(&RequestHead, Endpoint) -> Result<(), String> {
+fn judge_request(
+    judge: &Judge,
+    denials: &Denials,
+) -> impl FnMut(&RequestHead, Endpoint) -> Result<(), String> {
     |head, far| {
-        if head.port != far.1 {
-            return Err(format!("the request is for port {}, and goes to port {}", head.port, far.1));
+        let judged = host_of_request(judge, head, far);
+        if let Err(why) = &judged {
+            let what = || format!("a request to {} port {}: {why}", far.0, far.1);
+            denials.tell(format_args!("{} is denied", what()), what);
         }
-        match judge.named(far, head.name.as_ref()) {
-            Verdict::Allow(_) => Ok(()),
-            Verdict::Deny(reason) => Err(reason.to_string()),
-        }
+        judged
     }
+}
+
+fn host_of_request(judge: &Judge, head: &RequestHead, far: Endpoint) -> Result<(), String> {
+    if head.port != far.1 {
+        return Err(format!("the request is for port {}, and goes to port {}", head.port, far.1));
+    }
+    let name = match &head.host {
+        Host::Name(name) => Some(name),
+        Host::Address(address) if *address == far.0 => None,
+        Host::Address(_) => return Err("the request is for another address than it goes to".to_owned()),
+    };
+    match judge.named(far, name) {
+        Verdict::Allow(_) => Ok(()),
+        Verdict::Deny(reason) => Err(reason.to_string()),
+    }
+}
+
+/// A frame that the device has made.
+fn own_frame(frame: Vec<u8>) -> Copied {
+    Copied { header: [0; 12], frame: frame.into() }
 }
 
 fn checksum(is_trusted: bool) -> TcpChecksum {
@@ -312,11 +466,23 @@ fn mtu(config: &NetConfig) -> u16 {
     config.mtu.unwrap_or(default)
 }
 
+/// The same of packets that the device sends to far sides. It hears of no smaller one on the way, but passt's
+/// own sockets do; IPv6 promises this one.
+fn far_mtu(config: &NetConfig) -> u16 {
+    if matches!(config.backend, NetBackend::Passt { .. }) {
+        mtu(config)
+    } else {
+        mtu(config).min(LEAST_OF_V6)
+    }
+}
+
 /// The interface as the filter knows it. A guest behind a tap has addresses of its owner's choice.
 fn interface(config: &NetConfig, mac: Mac) -> Interface {
-    let mut interface = Interface { mac, addresses: None, forwarded: Vec::new() };
+    let (addresses, forwarded) = (config.addresses.clone(), Vec::new());
+    let mut interface = Interface { mac, addresses, is_routed: false, forwarded };
     if matches!(config.backend, NetBackend::Passt { .. } | NetBackend::Nat {}) {
-        interface.addresses = Some(GuestAddresses::new(IPV4.address, (IPV6.address, IPV6.prefix)));
+        interface.addresses = user_network::guest_addresses();
+        interface.is_routed = true;
     }
     if let NetBackend::Passt { forward } = &config.backend {
         interface.forwarded = forward.iter().map(|(_, guest)| *guest).collect();

@@ -8,15 +8,18 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use volt_policy::{Answered, Datagram, Judge};
+use volt_policy::{Answered, Datagram, Judge, reset_for};
 
 use super::NextTurn;
+use super::denials::Denials;
 use super::link_answers::{self, Link, LinkRequest};
 use super::name_streams::NameStreams;
 use super::names::{Asker, Names, News};
 use super::relay::end::TcpChecksum;
+use crate::counters::policy::PolicyMetrics;
 
 /// Most answers that wait for buffers of the guest.
 const MOST_ANSWERS: usize = 64;
@@ -43,6 +46,9 @@ pub(super) struct LinkService {
     /// When the streams have something to do without a frame.
     due: Option<Instant>,
     answers: VecDeque<Vec<u8>>,
+    /// Nothing is denied here.
+    denials: Denials,
+    work: PolicyMetrics,
 }
 
 impl LinkService {
@@ -57,6 +63,8 @@ impl LinkService {
             advertises_at: None,
             due: None,
             answers: VecDeque::new(),
+            denials: Denials::new(name, Arc::default()),
+            work: PolicyMetrics::default(),
         }
     }
 
@@ -111,11 +119,16 @@ impl LinkService {
     fn take_question(&mut self, frame: &[u8], is_trusted: bool, now: Instant) {
         let Some((datagram, message)) = Datagram::parse(frame) else {
             let checksum = if is_trusted { TcpChecksum::Trusted } else { TcpChecksum::Verified };
-            let questions = self.streams.receive(frame, checksum, now);
-            return self.take_questions(questions, now);
+            match self.streams.receive(frame, checksum, now) {
+                Some(questions) => self.take_questions(questions, now),
+                // It is from before a restore.
+                None => self.answer(reset_for(frame)),
+            }
+            return;
         };
         let asker = Asker::Datagram(Box::new(datagram.clone()));
-        if let Some(answer) = self.names.take(message, asker, &self.judge, now) {
+        let notes = (&self.judge, &self.denials, &mut self.work);
+        if let Some(answer) = self.names.take(message, asker, notes, now) {
             self.answer(datagram.answer(&answer));
         }
     }
@@ -123,7 +136,8 @@ impl LinkService {
     /// Takes questions that came over TCP, with the numbers of their connections.
     fn take_questions(&mut self, questions: Vec<(u64, Vec<u8>)>, now: Instant) {
         for (number, message) in questions {
-            if let Some(answer) = self.names.take(&message, Asker::Stream(number), &self.judge, now) {
+            let notes = (&self.judge, &self.denials, &mut self.work);
+            if let Some(answer) = self.names.take(&message, Asker::Stream(number), notes, now) {
                 self.streams.answer(number, &answer, now);
             }
         }
@@ -131,7 +145,7 @@ impl LinkService {
 
     /// Takes the news of the resolver.
     pub fn listen(&mut self) {
-        for news in self.names.news(&self.judge) {
+        for news in self.names.news(&self.judge, &mut self.work) {
             let News::Answered(Answered { asker, message, truncated, .. }) = news else { continue };
             match asker {
                 Asker::Datagram(datagram) => self.answer(datagram.answer(&truncated.unwrap_or(message))),
@@ -169,6 +183,11 @@ impl LinkService {
         self.due = next.map(|next| waiting.map_or(next, |waiting| waiting.min(next)));
         let advertises_at = self.advertises_at.map(|at| at.max(now + SHORTEST_DELAY));
         self.due.into_iter().chain(advertises_at).min().map_or(NextTurn::Wait, NextTurn::At)
+    }
+
+    /// Takes the work since the last call.
+    pub fn take_work(&mut self) -> PolicyMetrics {
+        std::mem::take(&mut self.work)
     }
 
     /// The next frame to the guest.

@@ -18,13 +18,12 @@
 //! later frame either.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
-use volt_policy::{Judge, Policy, SavedPin};
+use volt_policy::{Judge, Policy, SavedConnection, SavedPin};
 
 use super::watch::Watch;
 use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
@@ -34,11 +33,13 @@ use crate::config::network::Mac;
 use crate::counters::device::{DeviceOperations, OperationKind};
 use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result, report};
+use crate::events::Events;
 use crate::paths;
 use crate::persist::Persist;
 
 mod backend;
 mod backoff;
+mod denials;
 mod guard;
 mod header;
 mod link_answers;
@@ -51,6 +52,8 @@ pub(crate) mod passt;
 mod pieces;
 mod receive;
 mod relay;
+mod restarts;
+mod services;
 mod tap;
 #[cfg(test)]
 mod tests;
@@ -64,6 +67,8 @@ use link_service::LinkService;
 use metadata::MetadataService;
 use passt::Passt;
 use receive::Receiver;
+use restarts::Restarts;
+use services::Services;
 use tap::Tap;
 use transmit::Transmitter;
 
@@ -112,33 +117,15 @@ pub struct Net {
     watched_resolver: Option<u64>,
     receiver: Receiver,
     transmitter: Transmitter,
-    service: Option<Box<MetadataService>>,
-    guard: Option<Box<Guard>>,
-    link_service: Option<Box<LinkService>>,
+    services: Services,
     /// The backend is alive.
     connected: bool,
+    restarts: Restarts,
     log: LogLimit,
     // Volatile.
     mac: Mac,
     mtu: Option<u16>,
     link: bool,
-}
-
-/// The parts of the device that frames pass.
-#[derive(Debug, Default)]
-struct Own<'a> {
-    service: Option<&'a mut MetadataService>,
-    guard: Option<&'a mut Guard>,
-    link_service: Option<&'a mut LinkService>,
-}
-
-impl Own<'_> {
-    /// The next frame for the guest that no backend has sent.
-    fn next_frame(&mut self) -> Option<Vec<u8>> {
-        let of_service = self.service.as_mut().and_then(|service| service.next_frame());
-        let answer = of_service.or_else(|| self.guard.as_mut()?.next_answer());
-        answer.or_else(|| self.link_service.as_mut()?.next_frame())
-    }
 }
 
 /// State that the guest knows.
@@ -154,6 +141,11 @@ pub struct NetState {
     /// The guest has solicited the router that the device is part of.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     has_solicited: bool,
+    /// Hardware address of the router that the guest uses, and the connections that it has through it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    router: Option<Mac>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    connections: Vec<SavedConnection>,
 }
 
 /// Reason for the end of a turn.
@@ -179,16 +171,26 @@ impl From<NextTurn> for TurnEnd {
     }
 }
 
-/// Makes a policy ready for all interfaces of a VM. It closes the addresses of this host.
+/// Makes a policy ready for all interfaces of a VM. The network of this host is read at the first frame: a
+/// restore does not pay for that.
 ///
 /// # Errors
-/// The policy is refused, or the host's addresses cannot be listed.
+/// The policy is refused.
+pub(crate) fn judge_of_start(policy: &Policy) -> Result<Arc<Judge>> {
+    let judge = Judge::without_host(policy).map(Arc::new);
+    judge.map_err(|problem| Error::config("policy", problem.to_string()))
+}
+
+/// Makes a policy ready for all interfaces of a VM that runs. It closes the addresses of this host.
+///
+/// # Errors
+/// The policy is refused, or the network of this host cannot be read.
 pub(crate) fn judge(policy: &Policy) -> Result<Arc<Judge>> {
     check_policy(policy)?;
-    let of_host = paths::host_addresses()
-        .map_err(|source| Error::host("list the addresses of this host, which a policy closes", source))?;
-    let judge = Judge::new(policy, of_host);
-    judge.map(Arc::new).map_err(|problem| Error::config("policy", problem.to_string()))
+    let network = paths::host_network()
+        .map_err(|source| Error::host("read the network of this host, which a policy closes", source))?;
+    let judge = Judge::new(policy, []).map(|judge| Arc::new(judge.with_host(&network)));
+    judge.map_err(|problem| Error::config("policy", problem.to_string()))
 }
 
 impl Net {
@@ -200,21 +202,22 @@ impl Net {
         let refused = |problem| Error::config("networks", problem);
         config.validate().map_err(refused)?;
         let mac = config.hardware_address().map_err(refused)?;
-        let mut link_service = None;
+        let mut services = Services::default();
         let backend: Box<dyn Backend> = match &config.backend {
             NetBackend::Tap(name) => Box::new(Tap::open(name)?),
             NetBackend::TapDescriptor(number) => Box::new(Tap::of_descriptor(*number)?),
             NetBackend::Passt { forward } => {
                 let NetConfig { mtu, dns_forward, .. } = *config;
-                Box::new(Passt::start(&passt::Options { forward, mtu, dns_forward }, mac)?)
+                let options = passt::Options { forward: forward.clone(), mtu, dns_forward };
+                Box::new(Passt::start(&options, mac)?)
             }
             NetBackend::Nat {} => {
                 let (tap, link) = nat::open(config)?;
-                link_service = Some(Box::new(LinkService::new(&config.id, link)));
+                services.link = Some(Box::new(LinkService::new(&config.id, link)));
                 Box::new(tap)
             }
         };
-        Ok(Self { link_service, ..Self::new(config, mac, backend) })
+        Ok(Self { services, ..Self::new(config, mac, backend) })
     }
 
     fn new(config: &NetConfig, mac: Mac, backend: Box<dyn Backend>) -> Self {
@@ -227,10 +230,9 @@ impl Net {
             watched_resolver: None,
             receiver: Receiver::new(&config.receive_limit),
             transmitter: Transmitter::new(&config.transmit_limit),
-            service: None,
-            guard: None,
-            link_service: None,
+            services: Services::default(),
             connected: true,
+            restarts: Restarts::default(),
             log: LogLimit::new(),
             mac,
             mtu: config.mtu,
@@ -240,20 +242,21 @@ impl Net {
 
     /// Answers requests to the metadata service.
     pub(crate) fn serve_metadata(&mut self, config: &MetadataConfig) {
-        self.service = Some(Box::new(MetadataService::new(config, self.mtu)));
+        self.services.metadata = Some(Box::new(MetadataService::new(config, self.mtu)));
     }
 
-    /// Lets through only what a policy allows. Without one, all passes.
-    pub(crate) fn obey(&mut self, config: &NetConfig, judge: Option<&Arc<Judge>>) {
-        match (&mut self.guard, judge) {
+    /// Lets through only what a policy allows. Without one, all passes. Denials are events of the VM.
+    pub(crate) fn obey(&mut self, config: &NetConfig, judge: Option<&Arc<Judge>>, events: &Arc<Events>) {
+        match (&mut self.services.guard, judge) {
             (Some(guard), Some(judge)) => guard.change(Arc::clone(judge)),
             (_, judge) => {
-                let guard = |judge| Box::new(Guard::new(config, self.mac, Arc::clone(judge)));
-                self.guard = judge.map(guard);
+                let guard =
+                    |judge| Box::new(Guard::new(config, self.mac, Arc::clone(judge), Arc::clone(events)));
+                self.services.guard = judge.map(guard);
             }
         }
-        if let Some(link_service) = &mut self.link_service {
-            link_service.answer_questions(self.guard.is_none());
+        if let Some(service) = &mut self.services.link {
+            service.answer_questions(self.services.guard.is_none());
         }
     }
 
@@ -278,36 +281,23 @@ impl Net {
     ) -> std::result::Result<NextTurn, DeviceFailed> {
         let ready = matches!(cause, WakeReason::Ready(_));
         if matches!(cause, WakeReason::Ready(RESOLVER)) {
-            self.guard.iter_mut().for_each(|guard| guard.listen());
-            self.link_service.iter_mut().for_each(|link_service| link_service.listen());
+            self.services.listen();
         }
-        let mut next = NextTurn::Wait;
+        let mut next = self.restart(io);
         let has_room = self.transmitter.blocked || self.has_unsent();
         if !ready || has_room && !self.transmitter.failing {
-            let own = own(&mut self.service, &mut self.guard, &mut self.link_service);
-            let turn_end = self.transmitter.turn(&mut *self.backend, own, self.connected, io)?;
-            next = self.apply(turn_end, io);
-        }
-        let mut answers = self.service.as_mut().is_some_and(|service| service.work(Instant::now()));
-        if let Some(guard) = &mut self.guard {
-            guard.work(Instant::now());
-            answers |= guard.has_answers();
-        }
-        answers |= self.link_service.as_mut().is_some_and(|service| service.work(Instant::now()));
-        // The host may have answered the sent frames already. One interrupt for both is cheaper than two.
-        if self.connected && (ready || answers || self.receiver.due || self.transmitter.has_sent) {
-            let own = own(&mut self.service, &mut self.guard, &mut self.link_service);
-            let turn_end = self.receiver.turn(&mut *self.backend, own, io)?;
+            let services = &mut self.services;
+            let turn_end = self.transmitter.turn(&mut *self.backend, services, self.connected, io)?;
             next = next.sooner(self.apply(turn_end, io));
         }
-        if let Some(service) = &mut self.service {
-            next = next.sooner(service.next_turn(Instant::now()));
-            io.counters.metadata.add(&service.take_work());
+        let answers = self.services.work(Instant::now());
+        // The host may have answered the sent frames already. One interrupt for both is cheaper than two.
+        if self.connected && (ready || answers || self.receiver.due || self.transmitter.has_sent) {
+            let turn_end = self.receiver.turn(&mut *self.backend, &mut self.services, io)?;
+            next = next.sooner(self.apply(turn_end, io));
         }
-        if let Some(service) = &mut self.link_service {
-            next = next.sooner(service.next_turn(Instant::now()));
-        }
-        next = next.sooner(self.send_own(io));
+        next = next.sooner(self.services.next_turn(Instant::now())).sooner(self.send_own(io));
+        self.services.count(io);
         io.interrupt_if_wanted()?;
         self.log_errors();
         Ok(next)
@@ -320,29 +310,16 @@ impl Net {
             && !self.transmitter.failing
             && let Some(turn_end) = self.transmitter.send_copies(
                 &mut *self.backend,
-                self.guard.as_deref_mut(),
+                self.services.guard.as_deref_mut(),
                 self.connected,
                 io,
             )
         {
             next = self.apply(turn_end, io);
         }
-        match &mut self.guard {
+        match &mut self.services.guard {
             Some(guard) => next.sooner(guard.next_turn(Instant::now())),
             None => next,
-        }
-    }
-
-    /// Forgets what the service and the guard know of the driver.
-    fn reset_own(&mut self) {
-        if let Some(service) = &mut self.service {
-            service.reset();
-        }
-        if let Some(guard) = &mut self.guard {
-            guard.begin_anew(self.mac);
-        }
-        if let Some(link_service) = &mut self.link_service {
-            link_service.reset();
         }
     }
 
@@ -366,11 +343,45 @@ impl Net {
             TurnEnd::At(time) => NextTurn::At(time),
             TurnEnd::Again => NextTurn::Again,
             TurnEnd::Gone(error) => {
-                log::warn!("{}: the link is down: {}", self.name, report(&error));
+                self.log.warn(format_args!("{}: the link is down: {}", self.name, report(&error)));
                 self.connected = false;
+                self.restarts.ended(Instant::now());
                 self.show_link(io);
                 // Frames that waited for room in the backend are dropped now.
                 NextTurn::Again
+            }
+        }
+    }
+
+    /// Connects a backend anew that has ended, if it can be, and when it is time. Connections of the guest
+    /// end.
+    fn restart(&mut self, io: &mut DeviceIo<'_>) -> NextTurn {
+        let Some(at) = self.restarts.at else { return NextTurn::Wait };
+        if at > Instant::now() {
+            return NextTurn::At(at);
+        }
+        self.restarts.at = None;
+        match self.backend.restart(self.mac) {
+            None => NextTurn::Wait,
+            Some(Ok(())) => {
+                log::info!("{}: the link is up again", self.name);
+                self.connected = true;
+                self.restarts.succeeded(Instant::now());
+                if let Some(guard) = &mut self.services.guard {
+                    let (router, connections) = guard.save_connections();
+                    guard.end_connections(self.mac, router, &connections);
+                }
+                if let Err(error) = self.backend.begin(io.features & feature::OFFLOAD, self.mac) {
+                    return self.apply(TurnEnd::Gone(error), io);
+                }
+                self.receiver.begin();
+                self.show_link(io);
+                NextTurn::Again
+            }
+            Some(Err(error)) => {
+                let delay = self.restarts.failed(Instant::now());
+                log::warn!("{}: the link stays down for {delay:?}: {}", self.name, report(&error));
+                NextTurn::At(Instant::now() + delay)
             }
         }
     }
@@ -386,7 +397,7 @@ impl Net {
     /// Stops watching the backend. The worker does not ask a failed device, so an event would repeat without
     /// end.
     fn stop_watching(&mut self) {
-        let resolver = self.resolver();
+        let resolver = self.services.resolver();
         if let (Some(watch), Some((number, descriptor))) = (&self.watch, resolver)
             && self.watched_resolver == Some(number)
         {
@@ -399,16 +410,10 @@ impl Net {
         self.watched_resolver = None;
     }
 
-    /// The descriptor of the resolver that works for the guest, and its number.
-    fn resolver(&self) -> Option<(u64, BorrowedFd<'_>)> {
-        let of_guard = self.guard.as_ref().and_then(|guard| guard.descriptor());
-        of_guard.or_else(|| self.link_service.as_ref()?.descriptor())
-    }
-
     /// Watches the resolver, which may have begun or ended.
     fn watch_resolver(&mut self) -> std::result::Result<(), DeviceFailed> {
         let Some(watch) = &self.watch else { return Ok(()) };
-        let resolver = self.resolver();
+        let resolver = self.services.resolver();
         let number = resolver.map(|(number, _)| number);
         if number == self.watched_resolver {
             return Ok(());
@@ -441,19 +446,6 @@ impl Net {
         };
         self.watched_events = wanted;
         done.map_err(|_| DeviceFailed("the host cannot watch the network backend"))
-    }
-}
-
-/// The parts of a device that frames pass.
-fn own<'a>(
-    service: &'a mut Option<Box<MetadataService>>,
-    guard: &'a mut Option<Box<Guard>>,
-    link_service: &'a mut Option<Box<LinkService>>,
-) -> Own<'a> {
-    Own {
-        service: service.as_deref_mut(),
-        guard: guard.as_deref_mut(),
-        link_service: link_service.as_deref_mut(),
     }
 }
 
@@ -520,7 +512,7 @@ impl VirtioDevice for Net {
     fn reset(&mut self) {
         self.stop_watching();
         self.receiver.reset();
-        self.reset_own();
+        self.services.reset(self.mac);
     }
 }
 
@@ -537,10 +529,9 @@ impl Persist for Net {
             watched_resolver: _,
             receiver: _,
             transmitter: _,
-            service: _,
-            guard,
-            link_service,
+            services: Services { metadata: _, guard, link: link_service },
             connected: _,
+            restarts: _,
             log: _,
             mac,
             mtu,
@@ -548,18 +539,24 @@ impl Persist for Net {
         } = self;
         let pins = guard.as_ref().map_or_else(Vec::new, |guard| guard.save_pins());
         let has_solicited = link_service.as_ref().is_some_and(|service| service.is_solicited());
-        Ok(NetState { mac: *mac, mtu: *mtu, link: *link, pins, has_solicited })
+        let connections = guard.as_ref().map(|guard| guard.save_connections());
+        let (router, connections) = connections.unwrap_or_default();
+        Ok(NetState { mac: *mac, mtu: *mtu, link: *link, pins, has_solicited, router, connections })
     }
 
     /// The guest keeps the address that it knows, and no connection to the metadata service.
     fn restore(&mut self, state: &NetState) -> Result<()> {
-        let NetState { mac, mtu, link, pins, has_solicited } = state;
+        let NetState { mac, mtu, link, pins, has_solicited, router, connections } = state;
         (self.mac, self.mtu, self.link) = (*mac, *mtu, *link);
-        self.reset_own();
-        if let Some(guard) = &mut self.guard {
+        if let Some(service) = &mut self.services.metadata {
+            service.reset();
+        }
+        if let Some(guard) = &mut self.services.guard {
+            guard.end_connections(*mac, *router, connections);
             guard.restore_pins(pins);
         }
-        self.link_service.iter_mut().filter(|_| *has_solicited).for_each(|service| service.advertise_again());
+        let solicited = self.services.link.iter_mut().filter(|_| *has_solicited);
+        solicited.for_each(|service| service.advertise_again());
         Ok(())
     }
 }

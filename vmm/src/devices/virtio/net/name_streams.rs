@@ -57,12 +57,18 @@ impl NameStreams {
         self.streams.clear();
     }
 
-    /// Takes a frame of the guest. Returns the questions in it, with the number of their connection.
-    pub fn receive(&mut self, frame: &[u8], checksum: TcpChecksum, now: Instant) -> Vec<(u64, Vec<u8>)> {
+    /// Takes a frame of the guest. Returns the questions in it, with the number of their connection, or
+    /// `None` if it is of no connection.
+    pub fn receive(
+        &mut self,
+        frame: &[u8],
+        checksum: TcpChecksum,
+        now: Instant,
+    ) -> Option<Vec<(u64, Vec<u8>)>> {
         let Some(segment) =
             TcpFrame::parse(frame).filter(|segment| is_whole_segment(segment.packet, checksum))
         else {
-            return Vec::new();
+            return Some(Vec::new());
         };
         let of_ends = |stream: &Stream| (stream.guest, stream.far) == (segment.source, segment.target);
         let mut at = self.streams.iter().position(of_ends);
@@ -70,11 +76,11 @@ impl NameStreams {
             at.map(|at| self.streams.swap_remove(at));
             at = self.open(&segment, now);
         }
-        let Some(stream) = at.map(|at| &mut self.streams[at]) else { return Vec::new() };
+        let stream = at.map(|at| &mut self.streams[at])?;
         // Verified above.
         stream.end.receive(segment.packet, TcpChecksum::Trusted, now);
         let questions = stream.questions(now);
-        questions.into_iter().map(|question| (stream.number, question)).collect()
+        Some(questions.into_iter().map(|question| (stream.number, question)).collect())
     }
 
     /// Begins a connection. Returns its place.
@@ -101,7 +107,9 @@ impl NameStreams {
     pub fn answer(&mut self, number: u64, message: &[u8], now: Instant) {
         let Some(stream) = self.streams.iter_mut().find(|stream| stream.number == number) else { return };
         stream.waiting = stream.waiting.saturating_sub(1);
-        stream.until = now + IDLE;
+        if stream.unsent.is_empty() {
+            stream.until = now + IDLE;
+        }
         stream.unsent.extend((message.len() as u16).to_be_bytes()); // messages are shorter than 64 KiB
         stream.unsent.extend_from_slice(message);
         stream.send(now);
@@ -149,7 +157,8 @@ impl Stream {
     /// Takes whole questions off the stream.
     fn questions(&mut self, now: Instant) -> Vec<Vec<u8>> {
         let mut questions = Vec::new();
-        while self.waiting < MOST_QUESTIONS {
+        // A guest that takes no answers gets no more of them.
+        while self.waiting < MOST_QUESTIONS && self.unsent.is_empty() {
             let socket = self.end.socket_mut();
             let mut prefix = [0; PREFIX];
             if socket.peek_slice(&mut prefix) != Ok(PREFIX) {
@@ -231,7 +240,8 @@ mod tests {
                 let mut is_idle = true;
                 while let Some(packet) = self.guest.next_packet() {
                     let frame = frame_of(&packet, MACS, SERVER.0);
-                    self.questions.extend(self.streams.receive(&frame, TcpChecksum::Verified, self.now));
+                    let questions = self.streams.receive(&frame, TcpChecksum::Verified, self.now);
+                    self.questions.extend(questions.unwrap_or_default());
                     is_idle = false;
                 }
                 self.questions.extend(self.streams.work(self.now));
@@ -308,6 +318,25 @@ mod tests {
         pair.ask(&[0; 5000]);
         pair.exchange();
         assert!(pair.guest.is_reset() && pair.questions.is_empty(), "too long");
+    }
+
+    #[test]
+    fn guest_that_takes_no_answers_asks_no_more_and_is_given_up() {
+        let mut pair = Pair::new();
+        for _ in 0..MOST_QUESTIONS {
+            pair.ask(b"again");
+        }
+        let number = pair.questions[0].0;
+        // More than the guest and both buffers have room for.
+        (0..MOST_QUESTIONS).for_each(|_| pair.streams.answer(number, &[7; 16_000], pair.now));
+        pair.exchange();
+        let asked = pair.questions.len();
+        (0..100).for_each(|_| pair.ask(b"again"));
+        assert_eq!(pair.questions.len(), asked);
+        assert!(pair.streams.streams[0].unsent.len() <= MOST_QUESTIONS * 16_002);
+        pair.now += IDLE;
+        pair.exchange();
+        assert!(pair.streams.streams.is_empty());
     }
 
     #[test]

@@ -7,17 +7,22 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use volt_policy::{Answered, Ask, Datagram, Desk, IpNet, Judge, Name, Reply};
+use volt_policy::{Answered, Ask, Datagram, Desk, HostNetwork, Judge, Name, Reply};
 
+use super::denials::Denials;
+use crate::counters::policy::{PolicyEvent, PolicyMetrics};
 use crate::devices::log_limit::LogLimit;
 use crate::error::report;
 use crate::paths;
 use crate::resolver::{self, FromResolver};
 
+/// Resolvers that this process has started.
+static STARTS: AtomicU64 = AtomicU64::new(0);
 /// Least time between two starts of a resolver.
 const BETWEEN_STARTS: Duration = Duration::from_secs(1);
 /// Messages of the resolver in one turn.
@@ -25,7 +30,7 @@ const MOST_MESSAGES: usize = 64;
 /// Questions about pinned names at once, after a restore.
 const MOST_RENEWALS: usize = 16;
 
-/// Whoever asked.
+/// The one that asked.
 #[derive(Clone, Debug)]
 pub(super) enum Asker {
     /// A datagram of the guest.
@@ -41,8 +46,8 @@ pub(super) enum Asker {
 pub(super) enum News {
     /// An answer.
     Answered(Answered<Asker>),
-    /// The host has these addresses.
-    HostAddresses(Vec<IpNet>),
+    /// The network of the host, which may have changed.
+    HostNetwork(HostNetwork),
 }
 
 /// See the module.
@@ -54,8 +59,8 @@ pub(super) struct Names {
     /// The end of a resolver's socket that asks.
     resolver: Option<OwnedFd>,
     started: Option<Instant>,
-    /// Resolvers that were started so far.
-    starts: u64,
+    /// The number of the resolver, which no other one of this process had.
+    number: u64,
     /// Names whose pins a restore brought, and whether they have addresses of IPv6.
     renewed: VecDeque<(Name, bool)>,
     log: LogLimit,
@@ -68,7 +73,7 @@ impl Names {
             desk: Desk::default(),
             resolver: None,
             started: None,
-            starts: 0,
+            number: 0,
             renewed: VecDeque::new(),
             log: LogLimit::new(),
         }
@@ -87,21 +92,31 @@ impl Names {
 
     /// The descriptor that is readable when there is news, and a number that no other one had.
     pub fn descriptor(&self) -> Option<(u64, BorrowedFd<'_>)> {
-        self.resolver.as_ref().map(|socket| (self.starts, socket.as_fd()))
+        self.resolver.as_ref().map(|socket| (self.number, socket.as_fd()))
     }
 
     /// Takes a message of the guest. Returns the answer, if there is one at once.
-    pub fn take(&mut self, message: &[u8], asker: Asker, judge: &Judge, now: Instant) -> Option<Vec<u8>> {
+    pub fn take(
+        &mut self,
+        message: &[u8],
+        asker: Asker,
+        (judge, denials, work): (&Judge, &Denials, &mut PolicyMetrics),
+        now: Instant,
+    ) -> Option<Vec<u8>> {
+        work.add(PolicyEvent::Question, 1);
         match self.desk.take(message, asker, judge, now) {
             Reply::Now(answer) => Some(answer),
             Reply::Denied(answer, name, reason) => {
-                self.log.warn(format_args!("{}: a question for {name} is denied: {reason}", self.device));
+                work.add(PolicyEvent::DeniedQuestion, 1);
+                let what = || format!("a question for {name}: {reason}");
+                denials.tell(format_args!("a question for {name} is denied: {reason}"), what);
                 Some(answer)
             }
             Reply::Ask(ask) => {
                 if self.ask(&ask, now) {
                     return None;
                 }
+                work.add(PolicyEvent::FailedQuestion, 1);
                 self.desk.answered(ask.number, None, judge).map(|answered| answered.message)
             }
             Reply::Nothing => None,
@@ -109,15 +124,17 @@ impl Names {
     }
 
     /// Asks for names whose pins a restore brought, as long as few questions wait.
-    pub fn renew_some(&mut self, now: Instant) {
+    pub fn renew_some(&mut self, judge: &Judge, now: Instant) {
         while self.desk.waiting() < MOST_RENEWALS
             && let Some((name, is_v6)) = self.renewed.pop_front()
         {
-            if let Some(ask) = self.desk.ask_again(&name, is_v6, Asker::Device, now)
+            // The policy may be another one than that of the snapshot.
+            if judge.question(&name).is_allow()
+                && let Some(ask) = self.desk.ask_again(&name, is_v6, Asker::Device, now)
                 && !self.ask(&ask, now)
             {
                 // The pins hold for their time, and no longer.
-                self.clear();
+                self.renewed.clear();
             }
         }
     }
@@ -127,7 +144,10 @@ impl Names {
         if self.resolver.is_none() && self.started.is_none_or(|started| now >= started + BETWEEN_STARTS) {
             self.started = Some(now);
             match paths::start_resolver() {
-                Ok(socket) => (self.resolver, self.starts) = (Some(socket), self.starts + 1),
+                Ok(socket) => {
+                    self.number = STARTS.fetch_add(1, Ordering::Relaxed);
+                    self.resolver = Some(socket);
+                }
                 Err(error) => {
                     let (device, error) = (&self.device, report(&error));
                     self.log.warn(format_args!(
@@ -141,12 +161,11 @@ impl Names {
     }
 
     /// Takes what the resolver has to tell.
-    pub fn news(&mut self, judge: &Judge) -> Vec<News> {
+    pub fn news(&mut self, judge: &Judge, work: &mut PolicyMetrics) -> Vec<News> {
         let mut news = Vec::new();
-        let mut bytes = vec![0; resolver::LONGEST + 4];
-        while news.len() < MOST_MESSAGES
-            && let Some(socket) = &self.resolver
-        {
+        let mut bytes = vec![0; resolver::LONGEST_MESSAGE];
+        for _ in 0..MOST_MESSAGES {
+            let Some(socket) = &self.resolver else { break };
             let len = match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => continue,
@@ -157,10 +176,11 @@ impl Names {
                 }
             };
             match resolver::decode(&bytes[..len]) {
-                Ok(FromResolver::HostAddresses(addresses)) => news.push(News::HostAddresses(addresses)),
+                Ok(FromResolver::HostNetwork(network)) => news.push(News::HostNetwork(network)),
                 Ok(FromResolver::Answer(number, message)) => {
                     let answered = self.desk.answered(number, message, judge);
                     if let Some(Answered { name, problem: Some(problem), .. }) = &answered {
+                        work.add(PolicyEvent::FailedQuestion, 1);
                         let device = &self.device;
                         self.log.warn(format_args!("{device}: {name} is not resolved: {problem}"));
                     }

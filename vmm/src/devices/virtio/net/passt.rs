@@ -43,10 +43,10 @@ const MIN_WIRE_FRAME: usize = 60;
 const INBOX: usize = 4 * (PREFIX + MAX_FRAME);
 
 /// The part of passt's arguments that devices choose.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Options<'a> {
+#[derive(Clone, Debug, Default)]
+pub(super) struct Options {
     /// TCP ports of 127.0.0.1, and the guest's ports that they lead to.
-    pub forward: &'a [(u16, u16)],
+    pub forward: Vec<(u16, u16)>,
     pub mtu: Option<u16>,
     pub dns_forward: bool,
 }
@@ -54,6 +54,7 @@ pub(super) struct Options<'a> {
 /// A passt process and its stream. The process ends on drop.
 #[derive(Debug)]
 pub(super) struct Passt {
+    options: Options,
     child: Process,
     socket: UnixStream,
     stderr_pipe: PipeReader,
@@ -70,31 +71,36 @@ impl Passt {
     /// # Errors
     /// [`Error::Config`] if a port cannot be forwarded; [`Error::Host`] if passt is missing or does not
     /// start.
-    pub fn start(options: &Options<'_>, mac: Mac) -> Result<Self> {
-        check_ports(options.forward)?;
-        let failed = |source| Error::host("start passt", source);
-        let (socket, child_socket) = UnixStream::pair().map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        let (stderr_pipe, child_stderr) = io::pipe().map_err(failed)?;
-        // Neither side may block: the pipe is read only after passt has ended.
-        for end in [stderr_pipe.as_fd(), child_stderr.as_fd()] {
-            rustix::io::ioctl_fionbio(end, true).map_err(|source| failed(source.into()))?;
-        }
-        let child = spawn(options, child_socket.into(), child_stderr.into()).map_err(|source| {
-            let missing = source.kind() == ErrorKind::NotFound;
-            let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
-            Error::host(format!("start passt{advice}"), source)
-        })?;
-        let mut passt = Self::with(child, socket, stderr_pipe);
+    pub fn start(options: &Options, mac: Mac) -> Result<Self> {
+        check_ports(&options.forward)?;
+        let (child, socket, stderr_pipe) = connected(options)?;
+        let mut passt = Self::with(options, child, socket, stderr_pipe);
         // Done before passt listens. If passt has ended already, its use shows that.
         let _ = passt.announce_mac(mac);
         Ok(passt)
     }
 
     /// Wraps a connected passt.
-    pub(super) fn with(child: Process, socket: UnixStream, stderr_pipe: PipeReader) -> Self {
-        let inbox = vec![0; INBOX].into();
-        Self { child, socket, stderr_pipe, inbox, filled: 0..0, outbox: Vec::new() }
+    pub(super) fn with(
+        options: &Options,
+        child: Process,
+        socket: UnixStream,
+        stderr_pipe: PipeReader,
+    ) -> Self {
+        let (options, inbox) = (options.clone(), vec![0; INBOX].into());
+        Self { options, child, socket, stderr_pipe, inbox, filled: 0..0, outbox: Vec::new() }
+    }
+
+    /// Starts another process in place of the one that has ended.
+    fn replace(&mut self, mac: Mac) -> Result<()> {
+        check_ports(&self.options.forward)?;
+        let (child, socket, stderr_pipe) = connected(&self.options)?;
+        (self.child, self.socket, self.stderr_pipe) = (child, socket, stderr_pipe);
+        self.filled = 0..0;
+        self.outbox.clear();
+        // As at the start.
+        let _ = self.announce_mac(mac);
+        Ok(())
     }
 
     /// Shows passt the guest's address. Before that passt broadcasts, and TCP ignores broadcasts: a restored
@@ -180,6 +186,12 @@ impl Backend for Passt {
         }
     }
 
+    fn restart(&mut self, mac: Mac) -> Option<Result<()>> {
+        // A confined thread ends no process. One that hangs ends with its socket.
+        let _ = self.child.try_wait();
+        Some(self.replace(mac))
+    }
+
     fn receive(&mut self, mut into: Pieces<'_>) -> io::Result<usize> {
         loop {
             if let Some(frame) = self.next_frame()? {
@@ -219,6 +231,27 @@ impl Backend for Passt {
     fn has_unsent(&self) -> bool {
         !self.outbox.is_empty()
     }
+}
+
+/// Starts a passt, with a socket to it and what it prints.
+///
+/// # Errors
+/// [`Error::Host`] if passt is missing or does not start.
+fn connected(options: &Options) -> Result<(Process, UnixStream, PipeReader)> {
+    let failed = |source| Error::host("start passt", source);
+    let (socket, child_socket) = UnixStream::pair().map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    let (stderr_pipe, child_stderr) = io::pipe().map_err(failed)?;
+    // Neither side may block: the pipe is read only after passt has ended.
+    for end in [stderr_pipe.as_fd(), child_stderr.as_fd()] {
+        rustix::io::ioctl_fionbio(end, true).map_err(|source| failed(source.into()))?;
+    }
+    let child = spawn(options, child_socket.into(), child_stderr.into()).map_err(|source| {
+        let missing = source.kind() == ErrorKind::NotFound;
+        let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
+        Error::host(format!("start passt{advice}"), source)
+    })?;
+    Ok((child, socket, stderr_pipe))
 }
 
 /// Returns a frame that shows nothing but its sender, with the ethertype for experiments.
@@ -272,7 +305,7 @@ fn first_arguments() -> Vec<String> {
     ALWAYS.into_iter().map(str::to_owned).chain(of_network).collect()
 }
 
-fn arguments(options: &Options<'_>) -> Vec<String> {
+fn arguments(options: &Options) -> Vec<String> {
     let ports = options.forward.iter().map(|(host, guest)| (PORTS, format!("127.0.0.1/{host}:{guest}")));
     let mtu = options.mtu.map(|mtu| (MTU, mtu.to_string()));
     let resolvers = [IPV4.resolver.to_string(), IPV6.resolver.to_string()];
@@ -282,7 +315,7 @@ fn arguments(options: &Options<'_>) -> Vec<String> {
     first_arguments().into_iter().chain(chosen).collect()
 }
 
-fn spawn(options: &Options<'_>, socket: OwnedFd, stderr_pipe: OwnedFd) -> io::Result<Process> {
+fn spawn(options: &Options, socket: OwnedFd, stderr_pipe: OwnedFd) -> io::Result<Process> {
     let passt = Program::new(PROGRAM).arguments(arguments(options));
     Program { descriptor: Some(socket), stderr: Stream::File(stderr_pipe), ..passt }.start()
 }

@@ -18,9 +18,9 @@ fn passt_ends_with_its_socket_as_when_its_owner_is_killed() {
 fn guest_of_every_passt_has_the_same_addresses() {
     let fixed = "--no-map-gw --address 10.118.111.15 --netmask 24 --gateway 10.118.111.2 \
                  --address fd76:6f6c:7400::15 --gateway fd76:6f6c:7400::2";
-    let words = |options: &Options<'_>| arguments(options).join(" ");
+    let words = |options: &Options| arguments(options).join(" ");
     assert!(words(&Options::default()).ends_with(fixed), "{}", words(&Options::default()));
-    let all = Options { forward: &[(8080, 80)], mtu: Some(1400), dns_forward: true };
+    let all = Options { forward: vec![(8080, 80)], mtu: Some(1400), dns_forward: true };
     let chosen = "--tcp-ports 127.0.0.1/8080:80 --mtu 1400 --dns-forward 10.118.111.3 \
                   --dns-forward fd76:6f6c:7400::3";
     assert!(words(&all).ends_with(&format!("{fixed} {chosen}")), "{}", words(&all));
@@ -30,7 +30,12 @@ fn guest_of_every_passt_has_the_same_addresses() {
 fn frames_are_whole_after_a_stream_that_is_cut_anywhere() {
     let (device, mut other) = UnixStream::pair().unwrap();
     device.set_nonblocking(true).unwrap();
-    let mut passt = Passt::with(Program::new("true").start().unwrap(), device, io::pipe().unwrap().0);
+    let mut passt = Passt::with(
+        &Options::default(),
+        Program::new("true").start().unwrap(),
+        device,
+        io::pipe().unwrap().0,
+    );
     let mut buffer = vec![0; header::LEN + MAX_FRAME];
     let mut receive = |passt: &mut Passt| {
         let mut into = Pieces::default();

@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 use super::backend;
 use super::backend::Backend;
 use super::backoff::Backoff;
-use super::guard::Guard;
+use super::guard::{Guard, Passage};
 use super::header;
 use super::header::Header;
 use super::pieces::Pieces;
-use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, Own, TurnEnd, feature};
+use super::services::Services;
+use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::limiter::RateLimiter;
@@ -140,7 +141,7 @@ impl Receiver {
     pub fn turn(
         &mut self,
         backend: &mut dyn Backend,
-        mut own: Own<'_>,
+        services: &mut Services,
         io: &mut DeviceIo<'_>,
     ) -> Result<TurnEnd, DeviceFailed> {
         let memory = io.ram.guest();
@@ -152,7 +153,7 @@ impl Receiver {
             if frames == MAX_FRAMES_PER_TURN {
                 break TurnEnd::Again;
             }
-            let of_device = || own.next_frame().map(WaitingFrame::new);
+            let of_device = || services.next_frame().map(WaitingFrame::new);
             let starved = match self.waiting.take().or_else(of_device) {
                 Some(waiting) => !self.deliver_waiting(waiting, &mut window, io)?,
                 None => {
@@ -169,12 +170,15 @@ impl Receiver {
                             break TurnEnd::At(at);
                         }
                         let began = Instant::now();
-                        match self.read(backend, &window, own.guard.is_some()) {
-                            Ok(read) if !self.passes(&read, own.guard.as_deref_mut()) => {
-                                self.drop_frame(began, io);
-                                false
-                            }
-                            Ok(read) => !self.deliver_read(&read, began, &mut window, io)?,
+                        match self.read(backend, &window, services.guard.is_some()) {
+                            Ok(read) => match self.passage(&read, services.guard.as_deref_mut()) {
+                                Passage::Passes => !self.deliver_read(&read, began, &mut window, io)?,
+                                Passage::Takes(_) => false,
+                                Passage::Drops => {
+                                    self.drop_frame(began, io);
+                                    false
+                                }
+                            },
                             Err(error) if error.kind() == ErrorKind::Interrupted => false,
                             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                                 self.backoff.succeeded();
@@ -226,12 +230,14 @@ impl Receiver {
         at
     }
 
-    /// Whether a guard lets a frame pass, if there is one.
-    fn passes(&self, read: &ReadFrame, guard: Option<&mut Guard>) -> bool {
+    /// The fate of a frame, which a guard decides if there is one.
+    fn passage(&self, read: &ReadFrame, guard: Option<&mut Guard>) -> Passage {
         let body = read.len.saturating_sub(header::LEN);
         // A longer frame than there is room for is cut, and dropped later.
         let frame = &self.spill[..body.min(self.spill.len())];
-        guard.is_none_or(|guard| guard.passes_in(frame, Header::from_bytes(read.header).is_checked()))
+        guard.map_or(Passage::Passes, |guard| {
+            guard.incoming(frame, Header::from_bytes(read.header).is_checked())
+        })
     }
 
     /// Reads a frame into the window and the spill memory, and its header apart. A frame that may not pass is

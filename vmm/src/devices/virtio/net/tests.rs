@@ -35,6 +35,7 @@ fn config(backend: NetBackend) -> NetConfig {
         mtu: None,
         offload: true,
         dns_forward: false,
+        addresses: Vec::new(),
         receive_limit: RateLimit::default(),
         transmit_limit: RateLimit::default(),
     }

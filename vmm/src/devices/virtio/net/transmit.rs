@@ -16,7 +16,8 @@ use super::header::Header;
 use super::link_service::LinkService;
 use super::metadata::MetadataService;
 use super::pieces::Pieces;
-use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, Own, TurnEnd, feature};
+use super::services::Services;
+use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::Chain;
 use crate::devices::virtio::limiter::RateLimiter;
@@ -71,7 +72,7 @@ impl Transmitter {
     pub fn turn(
         &mut self,
         backend: &mut dyn Backend,
-        mut own: Own<'_>,
+        services: &mut Services,
         connected: bool,
         io: &mut DeviceIo<'_>,
     ) -> Result<TurnEnd, DeviceFailed> {
@@ -89,19 +90,19 @@ impl Transmitter {
             }
             Ok(()) => self.backoff.succeeded(),
         }
-        if let Some(turn_end) = self.send_copies(backend, own.guard.as_deref_mut(), connected, io) {
+        if let Some(turn_end) = self.send_copies(backend, services.guard.as_deref_mut(), connected, io) {
             return Ok(turn_end);
         }
         let (features, mut gone) = (io.features, None);
         let next = io.each_chain(QUEUE, MAX_FRAMES_PER_TURN, |mut chain| {
-            if let Some(service) = &mut own.service
+            if let Some(service) = &mut services.metadata
                 && connected
                 && serve(service, &mut chain, features)
             {
                 self.has_sent = true;
                 return Ok(ChainOutcome::Done(0));
             }
-            if let Some(service) = &mut own.link_service
+            if let Some(service) = &mut services.link
                 && connected
                 && serve_link(service, &mut chain, features)
             {
@@ -112,7 +113,7 @@ impl Transmitter {
             if let Err(at) = self.limiter.check(Instant::now(), bytes) {
                 return Ok(ChainOutcome::Kept(NextTurn::At(at)));
             }
-            let guard = own.guard.as_deref_mut();
+            let guard = services.guard.as_deref_mut();
             let is_judged = connected && guard.is_some();
             let sent = if connected { send(backend, chain, guard, features) } else { SendOutcome::Dropped };
             let outcome = match sent {
@@ -145,7 +146,7 @@ impl Transmitter {
             Ok(outcome)
         })?;
         if gone.is_none()
-            && let Some(turn_end) = self.send_copies(backend, own.guard, connected, io)
+            && let Some(turn_end) = self.send_copies(backend, services.guard.as_deref_mut(), connected, io)
         {
             return Ok(turn_end);
         }
@@ -156,7 +157,8 @@ impl Transmitter {
 }
 
 impl Transmitter {
-    /// Sends the frames that a guard has copied or made. Returns the end of the turn if the backend takes no more.
+    /// Sends the frames that a guard has copied or made. Returns the end of the turn if the backend takes no
+    /// more.
     pub fn send_copies(
         &mut self,
         backend: &mut dyn Backend,
@@ -167,6 +169,7 @@ impl Transmitter {
         let guard = guard?;
         while let Some(Copied { header, frame }) = guard.next_unsent() {
             let (mut header, mut bytes) = (*header, frame.to_vec());
+            let len = bytes.len() as u64;
             let mut pieces = Pieces::default();
             pieces.push_own(&mut header);
             pieces.push_own(&mut bytes);
@@ -179,7 +182,8 @@ impl Transmitter {
                 }
                 Err(error) if backend::is_gone(&error) => return Some(TurnEnd::Gone(error)),
                 Err(_) => self.dropped += 1,
-                Ok(()) => {}
+                // A debt: the frames of the guest that come next wait.
+                Ok(()) => self.limiter.spend(len),
             }
             guard.sent();
         }

@@ -74,9 +74,15 @@ pub(super) struct RelayedConnection {
 impl RelayedConnection {
     /// Begins a connection with a frame of the guest that has a SYN. Returns `None` if an address or a port
     /// of it is of no host.
-    pub fn new(bytes: &[u8], syn: &TcpFrame<'_>, mtu: u16, seed: u64, now: Instant) -> Option<Self> {
+    pub fn new(
+        bytes: &[u8],
+        syn: &TcpFrame<'_>,
+        (mtu, far_mtu): (u16, u16),
+        seed: u64,
+        now: Instant,
+    ) -> Option<Self> {
         let ends = EndPair { guest: syn.source, far: syn.target };
-        let mut far = TcpEnd::connecting(ends.guest, ends.far, FAR, mtu, seed, now)?;
+        let mut far = TcpEnd::connecting(ends.guest, ends.far, FAR, far_mtu, seed, now)?;
         far.socket_mut().set_timeout(Some(OPENING.into()));
         far.work(now);
         Some(Self {
@@ -164,6 +170,20 @@ impl RelayedConnection {
     /// The next frame to the far side.
     pub fn next_to_far(&mut self) -> Option<Vec<u8>> {
         self.far.next_packet().map(|packet| frame_of(&packet, self.macs, self.ends.far.0))
+    }
+
+    /// Whether its last request is still allowed.
+    pub fn is_allowed(&self, judge: &mut HostJudge<'_>) -> bool {
+        self.requests.is_allowed(self.ends.far, judge)
+    }
+
+    /// Resets the far side. Returns the frame that tells it.
+    pub fn end_far_side(&mut self, now: Instant) -> Option<Vec<u8>> {
+        // Bytes of before are of no use, and may have the place of the reset.
+        while self.far.next_packet().is_some() {}
+        self.far.socket_mut().abort();
+        self.far.work(now);
+        self.next_to_far()
     }
 
     /// When [`RelayedConnection::work`] has something to do without a frame. It may be `now`.

@@ -32,7 +32,7 @@ mod responses;
 mod tests;
 
 use connection::{EndPair, RelayedConnection};
-use counts::RelayCounts;
+pub(super) use counts::RelayCounts;
 use end::{Endpoint, TcpChecksum, is_whole_segment};
 use frame::TcpFrame;
 use requests::HostJudge;
@@ -47,7 +47,9 @@ const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 /// All relayed connections of one interface.
 #[derive(Debug)]
 pub(super) struct Relays {
+    /// Bytes of the longest packets to the guest and to the far side.
     mtu: u16,
+    far_mtu: u16,
     connections: Vec<RelayedConnection>,
     /// Resets for connections that there is no end for.
     resets: VecDeque<Vec<u8>>,
@@ -55,16 +57,29 @@ pub(super) struct Relays {
     next_to_guest: usize,
     next_to_far: usize,
     counts: RelayCounts,
+    /// Ends of connections that are over, until their owner takes them.
+    ended: Vec<(Endpoint, Endpoint)>,
 }
 
 impl Relays {
-    /// Makes the relay of an interface whose packets have at most `mtu` bytes.
-    pub fn new(mtu: u16) -> Self {
+    /// Makes the relay of an interface whose packets have at most `mtu` bytes, and `far_mtu` those to the far
+    /// side.
+    pub fn new(mtu: u16, far_mtu: u16) -> Self {
         let (connections, resets) = (Vec::new(), VecDeque::new());
-        Self { mtu, connections, resets, next_to_guest: 0, next_to_far: 0, counts: RelayCounts::default() }
+        Self {
+            mtu,
+            far_mtu,
+            connections,
+            resets,
+            next_to_guest: 0,
+            next_to_far: 0,
+            counts: RelayCounts::default(),
+            ended: Vec::new(),
+        }
     }
 
     /// Whether there is a connection between these ends.
+    #[cfg(test)]
     pub fn is_known(&self, guest: Endpoint, far: Endpoint) -> bool {
         self.position(guest, far).is_some()
     }
@@ -93,7 +108,7 @@ impl Relays {
             self.connections.swap_remove(over);
         }
         let connection = match self.connections.len() {
-            0..MOST_CONNECTIONS => RelayedConnection::new(frame, &syn, self.mtu, seed(), now),
+            0..MOST_CONNECTIONS => RelayedConnection::new(frame, &syn, (self.mtu, self.far_mtu), seed(), now),
             _ => {
                 self.counts.refused += 1;
                 None
@@ -150,14 +165,14 @@ impl Relays {
     /// Takes the next frame to the guest.
     pub fn next_to_guest(&mut self) -> Option<Vec<u8>> {
         let reset = self.resets.pop_front();
-        let Self { connections, next_to_guest, .. } = self;
-        reset.or_else(|| next_frame(connections, next_to_guest, RelayedConnection::next_to_guest))
+        let Self { connections, next_to_guest, ended, .. } = self;
+        reset.or_else(|| next_frame(connections, next_to_guest, ended, RelayedConnection::next_to_guest))
     }
 
     /// Takes the next frame to the far side.
     pub fn next_to_far(&mut self) -> Option<Vec<u8>> {
-        let Self { connections, next_to_far, .. } = self;
-        next_frame(connections, next_to_far, RelayedConnection::next_to_far)
+        let Self { connections, next_to_far, ended, .. } = self;
+        next_frame(connections, next_to_far, ended, RelayedConnection::next_to_far)
     }
 
     /// Whether a frame waits for the guest.
@@ -177,9 +192,44 @@ impl Relays {
         std::mem::take(&mut self.counts)
     }
 
+    /// Ends a connection. Returns the frame that tells the far side.
+    pub fn end(&mut self, guest: Endpoint, far: Endpoint, now: Instant) -> Option<Vec<u8>> {
+        let at = self.position(guest, far)?;
+        self.remove(at).end_far_side(now)
+    }
+
+    /// Ends the connections whose last request is no longer allowed. Returns the frames that tell their far
+    /// sides.
+    pub fn end_denied(&mut self, now: Instant, judge: &mut HostJudge<'_>) -> Vec<Vec<u8>> {
+        let mut resets = Vec::new();
+        for at in (0..self.connections.len()).rev() {
+            if !self.connections[at].is_allowed(judge) {
+                resets.extend(self.remove(at).end_far_side(now));
+            }
+        }
+        resets
+    }
+
+    /// Takes the ends of the connections that are over, the guest's and the far one of each.
+    pub fn take_ended(&mut self) -> Vec<(Endpoint, Endpoint)> {
+        std::mem::take(&mut self.ended)
+    }
+
+    fn remove(&mut self, at: usize) -> RelayedConnection {
+        let connection = self.connections.swap_remove(at);
+        let EndPair { guest, far } = connection.ends();
+        self.ended.push((guest, far));
+        connection
+    }
+
+    /// Ends the connections of all far sides. Returns the frames that tell them.
+    pub fn end_far_sides(&mut self, now: Instant) -> Vec<Vec<u8>> {
+        self.connections.iter_mut().filter_map(|connection| connection.end_far_side(now)).collect()
+    }
+
     /// Forgets all connections. No side is told.
     pub fn reset(&mut self) {
-        *self = Self { counts: self.counts, ..Self::new(self.mtu) };
+        *self = Self { counts: self.counts, ..Self::new(self.mtu, self.far_mtu) };
     }
 
     fn position(&self, guest: Endpoint, far: Endpoint) -> Option<usize> {
@@ -191,7 +241,7 @@ impl Relays {
         let refusal = self.connections[at].work(now, seed, judge, &mut self.counts);
         self.reset_guest(refusal);
         if self.connections[at].is_done() {
-            self.connections.swap_remove(at);
+            self.remove(at);
         }
     }
 
@@ -205,6 +255,7 @@ impl Relays {
 fn next_frame(
     connections: &mut Vec<RelayedConnection>,
     next: &mut usize,
+    ended: &mut Vec<(Endpoint, Endpoint)>,
     take: impl Fn(&mut RelayedConnection) -> Option<Vec<u8>>,
 ) -> Option<Vec<u8>> {
     let len = connections.len();
@@ -212,7 +263,8 @@ fn next_frame(
         if let Some(frame) = take(&mut connections[at]) {
             *next = at + 1;
             if connections[at].is_done() {
-                connections.swap_remove(at);
+                let EndPair { guest, far } = connections.swap_remove(at).ends();
+                ended.push((guest, far));
             }
             return Some(frame);
         }

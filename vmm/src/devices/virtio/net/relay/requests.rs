@@ -62,6 +62,8 @@ pub(super) struct RequestStream {
     position: Position,
     upgrade: Upgrade,
     has_passed: bool,
+    /// The last request that passed.
+    last: Option<RequestHead>,
     /// When the first byte of a head came that is not whole yet.
     head_began: Option<Instant>,
     /// Bytes of this head that were read.
@@ -71,12 +73,17 @@ pub(super) struct RequestStream {
 impl RequestStream {
     pub fn new() -> Self {
         let (position, upgrade) = (Position::Head, Upgrade::No);
-        Self { position, upgrade, has_passed: false, head_began: None, read: 0 }
+        Self { position, upgrade, has_passed: false, last: None, head_began: None, read: 0 }
     }
 
     /// Whether the far side has got a request.
     pub fn has_passed(&self) -> bool {
         self.has_passed
+    }
+
+    /// Whether the last request that passed is still allowed.
+    pub fn is_allowed(&self, toward: Endpoint, judge: &mut HostJudge<'_>) -> bool {
+        self.last.as_ref().is_none_or(|head| judge(head, toward).is_ok())
     }
 
     /// Whether the next response of the far side answers an upgrade.
@@ -143,10 +150,6 @@ impl RequestStream {
         }
         let mut bytes = [0; LONGEST_HEAD];
         let arrived = near.peek_slice(&mut bytes).unwrap_or(0);
-        // Programs differ in how many empty lines they skip, and read_head checks the lines up to the first.
-        if bytes[..arrived].first().is_some_and(|first| b"\r\n".contains(first)) {
-            return Err(Ending::Ambiguous("an empty line precedes the request"));
-        }
         let (head, len) = match read_head(&bytes[..arrived]) {
             HeadStart::Partial if has_ended => return Err(Ending::Cut),
             HeadStart::Partial => {
@@ -166,7 +169,11 @@ impl RequestStream {
         }
         judge(&head, toward).map_err(Ending::Denied)?;
         // Cannot fail: there is room, and the bytes were just seen.
-        let _ = far.send_slice(&bytes[..len]);
+        let mut from = 0;
+        for line in head.left_out.iter().cloned().chain(std::iter::once(len..len)) {
+            let _ = far.send_slice(&bytes[from..line.start]);
+            from = line.end;
+        }
         let _ = near.recv_slice(&mut bytes[..len]);
         (self.has_passed, self.read) = (true, 0);
         if head.upgrades {
@@ -177,6 +184,7 @@ impl RequestStream {
             BodyLength::Bytes(len) => Position::Bytes(len),
             BodyLength::Chunked => Position::Chunks(ChunkPosition::START),
         };
+        self.last = Some(head);
         Ok(true)
     }
 

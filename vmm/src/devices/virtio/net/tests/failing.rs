@@ -119,7 +119,12 @@ fn at_slow_passt() -> (Driver, UnixStream) {
     };
     assert_eq!(set, 0);
     other.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let passt = Passt::with(Program::new("true").start().unwrap(), socket, io::pipe().unwrap().0);
+    let passt = Passt::with(
+        &super::super::passt::Options::default(),
+        Program::new("true").start().unwrap(),
+        socket,
+        io::pipe().unwrap().0,
+    );
     let net = Net::new(&config(NetBackend::Passt { forward: vec![] }), mac::from_id("eth0"), Box::new(passt));
     (Driver::new(net), other)
 }

@@ -15,7 +15,7 @@ const ROUTER: [u8; 6] = [4; 6];
 fn on_link(wire: Wire) -> Net {
     let mut net = Net::new(&config(NetBackend::Nat {}), GUEST, Box::new(wire));
     let link = Link { router: ROUTER, mtu: 1500, has_v6: true };
-    net.link_service = Some(Box::new(LinkService::new("eth0", link)));
+    net.services.link = Some(Box::new(LinkService::new("eth0", link)));
     net
 }
 
@@ -103,8 +103,9 @@ fn policy_takes_the_questions_and_leaves_the_link() {
     let (end, other) = wire();
     let mut net = on_link(end);
     let policy = serde_json::from_str(r#"{"default":"deny"}"#).unwrap();
-    net.obey(&config(NetBackend::Nat {}), Some(&Arc::new(Judge::new(&policy, []).unwrap())));
-    assert!(!net.link_service.as_ref().unwrap().wants(&datagram(IPV4.resolver, 53, &[0; 12]), 54));
+    let judge = Arc::new(Judge::new(&policy, []).unwrap());
+    net.obey(&config(NetBackend::Nat {}), Some(&judge), &Arc::default());
+    assert!(!net.services.link.as_ref().unwrap().wants(&datagram(IPV4.resolver, 53, &[0; 12]), 54));
     let mut driver = Driver::new(net);
     driver.send(IN, &[Part::In(2000)]);
     send(&mut driver, &discover());

@@ -127,7 +127,7 @@ fn passt_ends_with_its_owner() {
 }
 
 #[test]
-fn link_is_down_after_passt_has_ended() {
+fn passt_that_was_killed_is_started_again() {
     if !has_passt() {
         return;
     }
@@ -139,10 +139,11 @@ fn link_is_down_after_passt_has_ended() {
     // SAFETY: the process is the child that was just started; it still exists, because it was not waited
     // for.
     assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0);
-    // The device notices when it receives or sends.
+    // The device notices when it receives or sends. The guest hears of both changes of the link.
     driver.send(IN, &[Part::In(2000)]);
-    driver.until("the link is down", |driver| (status(driver) == 0).then_some(()));
-    driver.ask(OUT, &[Part::Out(&with_header(&frame(0, 60)))]);
+    driver.until("the driver is notified", |driver| (driver.get(0x60) & 2 != 0).then_some(()));
+    driver.until("the link is up", |driver| (status(driver) == 1).then_some(()));
+    assert_arp_works(&mut driver);
     assert!(!driver.needs_reset());
 }
 

@@ -3,8 +3,9 @@
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
-use volt_policy::{Judge, Policy};
+use volt_policy::{Judge, Offload, Policy};
 
+use super::guard::Passage;
 use super::*;
 use crate::sync::lock;
 
@@ -12,6 +13,7 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const SYN: u8 = 2;
 const SYN_ACK: u8 = 0x12;
+const ACK: u8 = 0x10;
 const RST: u8 = 4;
 
 fn judge(policy: &str) -> Arc<Judge> {
@@ -22,7 +24,7 @@ fn judge(policy: &str) -> Arc<Judge> {
 fn guarded(wire: Wire, policy: &str) -> Net {
     let config = config(NetBackend::Tap("unused".into()));
     let mut net = Net::new(&config, [2; 6], Box::new(wire));
-    net.obey(&config, Some(&judge(policy)));
+    net.obey(&config, Some(&judge(policy)), &Arc::default());
     net
 }
 
@@ -84,21 +86,56 @@ fn frame_in_pieces_is_judged_and_sent_whole() {
 }
 
 #[test]
-fn connections_end_with_a_restore() {
+fn guest_is_told_of_the_end_of_its_connections_after_a_restore() {
     let (end, other) = wire();
     let same = end.0.try_clone().unwrap();
     let mut driver = Driver::new(guarded(end, "{}"));
-    driver.send(OUT, &[Part::Out(&with_header(&segment(GUEST, FAR, SYN)))]);
-    driver.wait(OUT);
-    next_on(&other);
-    driver.move_to(guarded(Wire(same), "{}"));
-    for _ in 0..2 {
+    for _ in 0..3 {
         driver.send(IN, &[Part::In(2000)]);
     }
-    driver.send(OUT, &[Part::Out(&with_header(&segment(GUEST, FAR, 0x10)))]);
+    for (is_of_guest, flags) in [(true, SYN), (false, SYN_ACK), (true, ACK)] {
+        if is_of_guest {
+            driver.send(OUT, &[Part::Out(&with_header(&segment(GUEST, FAR, flags)))]);
+            driver.wait(OUT);
+            next_on(&other);
+        } else {
+            other.send(&with_header(&segment(FAR, GUEST, flags))).unwrap();
+            next_in(&mut driver);
+        }
+    }
+    driver.move_to(guarded(Wire(same), "{}"));
+    let reset = next_in(&mut driver);
+    // From the far side, with the number that the guest expects next.
+    assert_eq!((&reset[26..30], &reset[38..42], reset[47]), (&FAR.octets()[..], &[0, 0, 0, 5][..], RST));
+    assert_eq!((&reset[..6], &reset[6..12]), (&[2; 6][..], &[4; 6][..]));
+    // Its answer, if the number is wrong for it, gets the right one.
+    driver.send(OUT, &[Part::Out(&with_header(&segment(GUEST, FAR, ACK)))]);
     driver.wait(OUT);
     let reset = next_in(&mut driver);
     assert_eq!((&reset[26..30], reset[47]), (&FAR.octets()[..], RST));
+}
+
+#[test]
+fn far_side_is_told_of_the_end_of_its_connections_after_a_rewind() {
+    let mut net = guarded(wire().0, "{}");
+    let guard = net.services.guard.as_mut().unwrap();
+    for flags in [SYN, ACK] {
+        let sent = segment(GUEST, FAR, flags);
+        assert_eq!(guard.outgoing(&sent, sent.len(), Offload::default()), Passage::Passes);
+        assert_eq!(guard.incoming(&segment(FAR, GUEST, SYN_ACK), true), Passage::Passes);
+    }
+    let state = net.save().unwrap();
+    net.restore(&state).unwrap();
+    let guard = net.services.guard.as_mut().unwrap();
+    let to_far = guard.next_unsent().unwrap().frame.clone();
+    assert_eq!((&to_far[30..34], &to_far[38..42], to_far[47]), (&FAR.octets()[..], &[0, 0, 0, 9][..], RST));
+    guard.sent();
+    assert!(guard.next_unsent().is_none());
+    assert_eq!(guard.next_answer().unwrap()[47], RST);
+    // Once told, neither side is told again.
+    let state = net.save().unwrap();
+    net.restore(&state).unwrap();
+    assert!(!net.services.guard.as_ref().unwrap().has_answers());
 }
 
 #[test]
@@ -114,9 +151,9 @@ fn policy_changes_while_the_guest_runs() {
     send(&mut driver, &opening);
     assert_eq!(next_on(&other), with_header(&opening));
     let config = config(NetBackend::Tap("unused".into()));
-    lock(&device).obey(&config, Some(&judge(r#"{"default":"deny"}"#)));
+    lock(&device).obey(&config, Some(&judge(r#"{"default":"deny"}"#)), &Arc::default());
     send(&mut driver, &opening);
-    lock(&device).obey(&config, None);
+    lock(&device).obey(&config, None, &Arc::default());
     send(&mut driver, &frame(1, 60));
     assert_eq!(next_on(&other), with_header(&frame(1, 60)), "the frame between was denied");
 }

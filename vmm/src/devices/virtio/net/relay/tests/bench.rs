@@ -115,7 +115,10 @@ pub struct Bench {
 /// Denies hosts whose name begins with "denied".
 pub fn judge(judged: &mut Vec<String>) -> impl FnMut(&RequestHead, Endpoint) -> Result<(), String> {
     |head, _| {
-        let name = head.name.as_ref().map(ToString::to_string).unwrap_or_default();
+        let name = match &head.host {
+            volt_policy::Host::Name(name) => name.to_string(),
+            volt_policy::Host::Address(address) => address.to_string(),
+        };
         let is_denied = name.starts_with("denied");
         judged.push(name);
         if is_denied { Err("rule 7 denies this host".to_owned()) } else { Ok(()) }
@@ -138,7 +141,7 @@ impl Bench {
         let guest = Peer::new(connecting(ends, now));
         let server = Peer::new(TcpEnd::listening(ends.1, SIZES, 1500, 9, now).unwrap());
         Self {
-            relays: Relays::new(1500),
+            relays: Relays::new(1500, 1500),
             guest,
             server,
             ends,

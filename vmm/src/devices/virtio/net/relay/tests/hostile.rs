@@ -41,7 +41,7 @@ impl Side {
         let payloads = [
             get("a.test"),
             get("denied.test"),
-            "GET / HTTP/1.1\r\nHost: a.test\r\nUpgrade: x\r\n\r\n".to_owned(),
+            "GET / HTTP/1.1\r\nHost: a.test\r\nUpgrade: websocket\r\n\r\n".to_owned(),
             "HTTP/1.1 101 Yes\r\n\r\n".to_owned(),
             "POST / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n6\r\n".to_owned(),
             "x".repeat(60_000),
@@ -87,7 +87,7 @@ impl Sides {
     fn new() -> Self {
         let (guest, far) = ends_of(V4, 4000);
         Self {
-            relays: Relays::new(1500),
+            relays: Relays::new(1500, 1500),
             guest: Side { own: guest, peer: far, next: i32::MAX - 9, expected: 0 },
             far: Side { own: far, peer: guest, next: -9, expected: 0 },
             judged: Vec::new(),
