@@ -431,10 +431,11 @@ mod tests {
             mtu: Option<u16>,
             offload: bool,
             dns_forward: bool,
-            addresses in proptest::collection::vec(Just("172.16.0.2/32".parse().unwrap()), 0..2),
+            has_address: bool,
             receive_limit in limits(),
             transmit_limit in limits(),
         ) -> NetConfig {
+            let addresses = has_address.then(|| "172.16.0.2/32".parse().unwrap()).into_iter().collect();
             NetConfig {
                 id, backend, mac, mtu, offload, dns_forward, addresses, receive_limit, transmit_limit,
             }
