@@ -91,11 +91,11 @@ pub(super) struct DeviceArgs {
     #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
     disks: Vec<DiskConfig>,
 
-    /// Add a network interface: none, user, nat, tap=NAME or tap=fd:N, then [,id=ID][,mac=ADDRESS][,mtu=BYTES]
-    /// [,address=NETWORK][,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT]
+    /// Add a network interface: none, user, nat, tap=NAME or tap=fd:N, then [,id=ID][,mac=ADDRESS]
+    /// [,mtu=BYTES][,address=NETWORK][,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT]
     /// [,transmit=LIMIT][,transmit-ops=LIMIT], and with user [,forward=HOSTPORT:GUESTPORT] (TCP, from
-    /// 127.0.0.1; repeatable). The VM of an image has its addresses at once with user or nat, and configures a
-    /// tap itself. LIMIT is as for --disk. Repeatable [default: none]
+    /// 127.0.0.1; repeatable). The VM of an image has its addresses at once with user or nat, and configures
+    /// a tap itself. LIMIT is as for --disk. Repeatable [default: none]
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetArg>,
 

@@ -24,8 +24,8 @@ pub(super) struct OverrideArgs {
 
     /// Give a network interface of the snapshot another backend, address or rate limit:
     /// id=ID[,tap=NAME][,mac=ADDRESS][,address=NETWORK][,receive=LIMIT][,receive-ops=LIMIT]
-    /// [,transmit=LIMIT][,transmit-ops=LIMIT], or nat, or user and [,forward=HOSTPORT:GUESTPORT] in place of a
-    /// tap. Repeatable
+    /// [,transmit=LIMIT][,transmit-ops=LIMIT], or nat, or user and [,forward=HOSTPORT:GUESTPORT] in place of
+    /// a tap. Repeatable
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetOverride>,
 

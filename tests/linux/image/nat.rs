@@ -117,7 +117,7 @@ fn clones_have_networks_of_their_own_that_end_with_killed_processes() {
 fn host_that_does_not_forward_is_named_and_stays_so() {
     needs!(kvm, linux, agent, network, nat);
     let net = Net::new();
-    // Of strictly confined threads, another process is asked.
+    // Strictly confined threads ask another process.
     for confinement in ["default", "strict"] {
         let outcome = net.script(&["--net", "nat", "--confine", confinement], "true");
         assert_eq!(outcome.status, 1, "{outcome:?}");
