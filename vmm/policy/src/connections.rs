@@ -3,13 +3,14 @@
 //! Entries expire by looks at them. There is no timer: a full table looks at all of them, once a second at
 //! most.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::frame::Segment;
+use crate::frame::{Segment, distance};
 use crate::hold::Hold;
 use crate::name::Name;
 use crate::rule::Protocol;
@@ -127,10 +128,10 @@ impl Connection {
     fn follow(&mut self, segment: &Segment, is_of_guest: bool) {
         let flags = segment.flags;
         if is_of_guest {
-            let is_later = self.guest_expects.is_none() || after(self.guest_next, segment.end()) > 0;
+            let is_later = self.guest_expects.is_none() || distance(self.guest_next, segment.end()) > 0;
             self.guest_next = if is_later { segment.end() } else { self.guest_next };
             let known = self.guest_expects.unwrap_or(segment.acknowledged);
-            if flags.ack && after(known, segment.acknowledged) >= 0 {
+            if flags.ack && distance(known, segment.acknowledged) >= 0 {
                 self.guest_expects = Some(segment.acknowledged);
             }
         }
@@ -161,11 +162,6 @@ pub enum Side {
     Far,
 }
 
-/// Distance from one number to another.
-fn after(from: u32, to: u32) -> i32 {
-    to.wrapping_sub(from).cast_signed()
-}
-
 /// The table.
 #[derive(Debug, Default)]
 pub struct Connections {
@@ -190,7 +186,8 @@ impl Connections {
         segment: Option<&Segment>,
         now: Instant,
     ) -> Option<&mut Route> {
-        let entry = self.entries.get_mut(ends)?;
+        let Entry::Occupied(known) = self.entries.entry(*ends) else { return None };
+        let entry = known.get();
         let opens = segment.is_some_and(|segment| segment.flags.syn && !segment.flags.ack);
         let is_opener = entry.is_inbound == (side == Side::Far);
         if opens && side == Side::Far && !entry.is_inbound {
@@ -199,11 +196,10 @@ impl Connections {
         }
         if entry.expires <= now || opens && (!is_opener || entry.state != State::Opening) {
             // A new connection over an old one is judged as such.
-            self.entries.remove(ends);
+            known.remove();
             return None;
         }
-        // The borrow of `entry` ends here in one of the branches alone.
-        let entry = self.entries.get_mut(ends)?;
+        let entry = known.into_mut();
         match segment {
             Some(segment) => entry.follow(segment, side == Side::Guest),
             None if !is_opener && matches!(entry.state, State::Datagram { .. }) => {

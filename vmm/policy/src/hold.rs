@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::client_hello::{ClientHello, HelloStart, LONGEST_HELLO, read_hello};
-use crate::frame::Segment;
+use crate::frame::{Segment, distance};
 use crate::name::Name;
 
 /// Most bytes that all holds of an interface keep.
@@ -44,6 +44,14 @@ pub struct Copied {
     pub header: [u8; 12],
     /// The frame.
     pub frame: Arc<[u8]>,
+}
+
+impl Copied {
+    /// A frame that the device has made. It leaves nothing to the host.
+    #[must_use]
+    pub fn made(frame: Vec<u8>) -> Self {
+        Self { header: [0; 12], frame: frame.into() }
+    }
 }
 
 /// The bytes that all holds of an interface keep.
@@ -147,11 +155,6 @@ impl Drop for Hold {
     }
 }
 
-/// Distance from one number to another.
-fn after(from: u32, to: u32) -> i32 {
-    to.wrapping_sub(from).cast_signed()
-}
-
 impl Hold {
     /// The hold of a connection whose first byte has this number.
     pub fn new(start: u32, budget: &Budget) -> Self {
@@ -221,10 +224,10 @@ impl Hold {
         }
         let end = self.end();
         let to = segment.sequence.wrapping_add(payload.len() as u32);
-        let is_old = after(to, end) >= 0;
+        let is_old = distance(to, end) >= 0;
         match self.stage {
             _ if payload.is_empty() => Step::Send(vec![copied.clone()]),
-            Stage::Sent if after(segment.sequence, end) > 0 => self.resend(segment.sequence, to, now),
+            Stage::Sent if distance(segment.sequence, end) > 0 => self.resend(segment.sequence, to, now),
             // The far side has it, and ignores it.
             Stage::Acknowledged if is_old => Step::Send(vec![copied.clone()]),
             // The server may ask for another first message. Until it has not, nothing follows the first one.
@@ -247,7 +250,7 @@ impl Hold {
             Server::Silent => false,
             Server::Opened { first, next, .. } => {
                 let acknowledged = segment.acknowledged;
-                segment.flags.ack && after(first, acknowledged) >= 0 && after(acknowledged, next) >= 0
+                segment.flags.ack && distance(first, acknowledged) >= 0 && distance(acknowledged, next) >= 0
             }
             Server::Known => true,
         }
@@ -264,7 +267,7 @@ impl Hold {
             return Step::Keep;
         }
         self.resent = Some(now);
-        let is_covered = |kept: &&Kept| after(from, kept.to) > 0 && after(kept.from, to) > 0;
+        let is_covered = |kept: &&Kept| distance(from, kept.to) > 0 && distance(kept.from, to) > 0;
         Step::Send(self.kept.iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
     }
 
@@ -275,7 +278,7 @@ impl Hold {
         }
         let (end, from) = (self.end(), segment.sequence);
         let to = from.wrapping_add(payload.len() as u32);
-        if from == self.start && after(end, to) > 0 && !self.bytes.is_empty() {
+        if from == self.start && distance(end, to) > 0 && !self.bytes.is_empty() {
             // The guest sends all of it again, in other pieces.
             self.give_back();
         } else if from != end {
@@ -334,13 +337,13 @@ impl Hold {
 
     /// Takes a segment of the far side, with its payload.
     pub fn far(&mut self, segment: &Segment, payload: &[u8]) -> FarStep {
-        let known = after(self.base, segment.acknowledged);
+        let known = distance(self.base, segment.acknowledged);
         if matches!(self.server, Server::Silent) {
             // A connection of before, of which the far side still has its half. The guest resets it.
             return if payload.is_empty() { FarStep::Pass } else { FarStep::Drop };
         }
         if segment.flags.ack
-            && (known < 0 || after(segment.acknowledged, self.sent_up_to().wrapping_add(1)) < 0)
+            && (known < 0 || distance(segment.acknowledged, self.sent_up_to().wrapping_add(1)) < 0)
         {
             return FarStep::Refuse("its far side acknowledges what was not sent");
         }
@@ -360,7 +363,7 @@ impl Hold {
 
     /// Forgets the copies that the far side has.
     fn acknowledge(&mut self, acknowledged: u32) {
-        let is_left = |kept: &Kept| after(acknowledged, kept.to) > 0;
+        let is_left = |kept: &Kept| distance(acknowledged, kept.to) > 0;
         let gone: usize = self.kept.iter().filter(|kept| !is_left(kept)).map(Kept::size).sum();
         self.kept.retain(is_left);
         self.budget.0.fetch_sub(gone, Ordering::Relaxed);
@@ -379,7 +382,9 @@ impl Hold {
             // Nothing is known of what it answers.
             return Some(FarStep::Refuse("its far side speaks first"));
         }
-        let Ok(known) = usize::try_from(after(segment.sequence, *next)) else { return Some(FarStep::Drop) };
+        let Ok(known) = usize::try_from(distance(segment.sequence, *next)) else {
+            return Some(FarStep::Drop);
+        };
         let fresh = payload.get(known..).unwrap_or_default();
         *next = next.wrapping_add(fresh.len() as u32);
         bytes.extend_from_slice(&fresh[..fresh.len().min(SERVER - bytes.len())]);

@@ -131,14 +131,6 @@ impl List {
         list
     }
 
-    fn any(&self) -> &[usize] {
-        &self.any
-    }
-
-    fn any_question(&self) -> &[usize] {
-        &self.any_question
-    }
-
     /// Whether a rule is about names.
     fn has_names(&self) -> bool {
         !self.exact.is_empty() || !self.below.is_empty()
@@ -149,8 +141,9 @@ impl List {
         self.nets.with(address).chain(self.any.iter().copied()).map(|number| &self.rules[number])
     }
 
-    /// The rules about a name, the narrowest first, and then those of `others`.
-    fn about_name<'a>(&'a self, name: &Name, others: &'a [usize]) -> impl Iterator<Item = &'a Rule> {
+    /// The rules about a name, the narrowest first, and then those about any address, or any question.
+    fn about_name(&self, name: &Name, is_question: bool) -> impl Iterator<Item = &Rule> {
+        let others = if is_question { &self.any_question } else { &self.any };
         let below = name.with_parents().skip(1).filter_map(|above| self.below.get(above)).flatten();
         let numbers = self.exact.get(name).into_iter().flatten().chain(below).chain(others);
         numbers.map(|number| &self.rules[*number])
@@ -354,11 +347,10 @@ impl Judge {
         allows: impl FnMut(&&Rule) -> bool,
         denies: impl FnMut(&&Rule) -> bool,
     ) -> Verdict {
-        let others = if is_question { List::any_question } else { List::any };
-        if let Some(rule) = self.allow.about_name(name, others(&self.allow)).find(allows) {
+        if let Some(rule) = self.allow.about_name(name, is_question).find(allows) {
             return Verdict::Allow(Reason::Rule(rule.to_string()));
         }
-        match self.deny.about_name(name, others(&self.deny)).find(denies) {
+        match self.deny.about_name(name, is_question).find(denies) {
             Some(rule) => Verdict::Deny(Reason::Rule(rule.to_string())),
             None => self.by_default(),
         }

@@ -391,7 +391,7 @@ impl Devices {
 ///
 /// # Errors
 /// [`Error::Config`]: a rule contradicts another one, or there are too many.
-pub(crate) fn check_policy(policy: &Policy) -> Result<()> {
+fn check_policy(policy: &Policy) -> Result<()> {
     policy.check().map_err(|problem| Error::config("policy", problem.to_string()))
 }
 

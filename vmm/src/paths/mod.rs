@@ -372,15 +372,10 @@ pub(crate) fn start_resolver() -> io::Result<OwnedFd> {
         return opener::start_resolver();
     }
     let (near, far) = resolver::socket()?;
-    std::thread::Builder::new().name("volt-resolver".into()).spawn(move || resolve(&far))?;
+    std::thread::Builder::new()
+        .name("volt-resolver".into())
+        .spawn(move || resolver::run(&far, HostView::open().as_ref()))?;
     Ok(near)
-}
-
-/// Serves as a resolver in a thread.
-fn resolve(device: &OwnedFd) {
-    let host =
-        HostView::open().inspect_err(|error| log::warn!("the resolver cannot watch the host: {error}"));
-    resolver::run(device, host.ok().as_ref());
 }
 
 /// Checks that a TCP port of 127.0.0.1 is free.

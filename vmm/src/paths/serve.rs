@@ -347,10 +347,9 @@ fn resolve_and_exit(socket: &OwnedFd, confine: fn()) -> ! {
         OwnedFd::from_raw_fd(OPENER)
     };
     rename(RESOLVER_NAME);
-    let host =
-        HostView::open().inspect_err(|error| log::warn!("the resolver cannot watch the host: {error}"));
+    let host = HostView::open();
     confine();
-    resolver::run(&socket, host.ok().as_ref());
+    resolver::run(&socket, host.as_ref());
     // SAFETY: as in `start_resolver`.
     unsafe { libc::_exit(0) }
 }

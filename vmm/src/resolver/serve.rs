@@ -34,12 +34,12 @@ pub(crate) struct HostView {
 }
 
 impl HostView {
-    /// Opens it.
-    ///
-    /// # Errors
-    /// The host refuses a file or a socket.
-    pub fn open() -> io::Result<Self> {
-        Ok(Self { files: Files::open()?, changes: changes_of_network()? })
+    /// Opens it. Without one, a resolver answers all the same.
+    pub fn open() -> Option<Self> {
+        let opened = Files::open()
+            .and_then(|files| changes_of_network().map(|changes| Self { files, changes }))
+            .inspect_err(|error| log::warn!("the resolver cannot watch the host's network: {error}"));
+        opened.ok()
     }
 }
 

@@ -102,7 +102,7 @@ impl Filter {
         self.connections.remove(ends);
         let cause = Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason };
         let reset = reply::lone_reset((frame.source, frame.target), ends.guest, ends.far, sent_up_to);
-        let to_far = reset.into_iter().map(|frame| Copied { header: [0; 12], frame: frame.into() }).collect();
+        let to_far = reset.into_iter().map(Copied::made).collect();
         let Outcome::Stop(cause, to_guest) = self.denied(cause, frame, packet, &copied.frame) else {
             return Held::default();
         };

@@ -242,7 +242,7 @@ fn connected(options: &Options) -> Result<(Process, UnixStream, PipeReader)> {
     let (socket, child_socket) = UnixStream::pair().map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     let (stderr_pipe, child_stderr) = io::pipe().map_err(failed)?;
-    // Neither side may block: the pipe is read only after passt has ended.
+    // Both ends are non-blocking: the pipe is read only after passt has ended.
     for end in [stderr_pipe.as_fd(), child_stderr.as_fd()] {
         rustix::io::ioctl_fionbio(end, true).map_err(|source| failed(source.into()))?;
     }

@@ -140,9 +140,7 @@ impl Transmitter {
         io.counters.waits(QUEUE, self.blocked);
         Ok(gone.map_or_else(|| next.into(), TurnEnd::Gone))
     }
-}
 
-impl Transmitter {
     /// Sends the frames that a guard has copied or made. Returns the end of the turn if the backend takes no
     /// more.
     pub fn send_copies(
