@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::client_hello::ClientHello;
 use crate::frame::{Segment, distance};
 use crate::hold::Hold;
-use crate::name::Name;
 use crate::rule::Protocol;
 
 /// Most connections of an interface.
@@ -73,8 +73,8 @@ pub enum Route {
 struct Connection {
     state: State,
     route: Route,
-    /// The name that it began with, if it was judged by that. There may be none.
-    name: Option<Option<Name>>,
+    /// The first message of TLS that it was judged by, if it was.
+    judged: Option<ClientHello>,
     /// The time of its last packet.
     last: Instant,
     expires: Instant,
@@ -220,10 +220,16 @@ impl Connections {
             Protocol::Tcp => State::Opening,
             Protocol::Udp | Protocol::Icmp => State::Datagram { is_answered: false },
         };
-        let is_inbound = side == Side::Far;
-        let (name, guest_next, guest_expects) = (None, 0, None);
-        let mut connection =
-            Connection { state, route, name, last: now, expires: now, is_inbound, guest_next, guest_expects };
+        let mut connection = Connection {
+            state,
+            route,
+            judged: None,
+            last: now,
+            expires: now,
+            is_inbound: side == Side::Far,
+            guest_next: 0,
+            guest_expects: None,
+        };
         connection.touch(now);
         self.entries.insert(ends, connection);
         true
@@ -234,7 +240,7 @@ impl Connections {
         if let Some(entry) = self.entries.get_mut(ends)
             && let Route::Held(hold) = std::mem::replace(&mut entry.route, Route::Direct)
         {
-            entry.name = Some(hold.into_name());
+            entry.judged = hold.into_judged();
         }
     }
 
@@ -282,15 +288,14 @@ impl Connections {
     }
 
     /// Removes the connections that the guest began and that `is_allowed` refuses, by their ends, their
-    /// routes, and the names that they were judged by. Returns those that the device relays.
+    /// routes, and the first messages that they were judged by. Returns those that the device relays.
     pub fn retain(
         &mut self,
-        mut is_allowed: impl FnMut(&Ends, &Route, Option<Option<&Name>>) -> bool,
+        mut is_allowed: impl FnMut(&Ends, &Route, Option<&ClientHello>) -> bool,
     ) -> Vec<Ends> {
         let mut relayed = Vec::new();
         self.entries.retain(|ends, entry| {
-            let name = entry.name.as_ref().map(Option::as_ref);
-            let stays = entry.is_inbound || is_allowed(ends, &entry.route, name);
+            let stays = entry.is_inbound || is_allowed(ends, &entry.route, entry.judged.as_ref());
             if !stays && matches!(entry.route, Route::Relayed) {
                 relayed.push(*ends);
             }
@@ -299,13 +304,17 @@ impl Connections {
         relayed
     }
 
-    /// Ends the holds whose time is over, once a second at most.
+    /// Ends the holds whose time is over, and those of connections that are, once a second at most.
     pub fn end_late_holds(&mut self, now: Instant) {
         if self.looked_at_holds.is_some_and(|looked| now < looked + BETWEEN_SWEEPS) {
             return;
         }
         self.looked_at_holds = Some(now);
-        self.entries.retain(|_, entry| !matches!(&entry.route, Route::Held(hold) if hold.is_late(now)));
+        let is_over = |entry: &Connection| entry.expires <= now || entry.is_over();
+        self.entries.retain(|_, entry| match &entry.route {
+            Route::Held(hold) => !hold.is_late(now) && !is_over(entry),
+            Route::Direct | Route::Relayed => true,
+        });
     }
 
     /// Removes what has expired. If that gives no room, removes what has ended, was never answered, or is a

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use crate::client_hello::{ClientHello, HelloStart, LONGEST_HELLO, read_hello};
 use crate::frame::{Segment, distance};
-use crate::name::Name;
 
 /// Most bytes that all holds of an interface keep.
 pub const MOST_HELD: usize = 512 << 10;
@@ -24,6 +23,12 @@ pub const MOST_HELD: usize = 512 << 10;
 const MOST_FRAMES: usize = 16;
 /// Longest time from the first byte to the end of the message.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time from that first byte until the far side has acknowledged it, when room is short.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+/// Shortest first piece behind which others are sent at once. A far side that keeps no state before the
+/// connection is open (SYN cookies) takes the number of its first byte from the first packet that arrives.
+/// Linux takes one up to 3 bytes off: if a shorter piece were lost, the message would begin behind it.
+const LEAST_FIRST: usize = 64;
 /// Least time between two times that copies are sent again: Linux waits as long (its least timeout for
 /// segments).
 const BETWEEN_RESENDS: Duration = Duration::from_millis(200);
@@ -145,8 +150,8 @@ pub(crate) struct Hold {
     is_second: bool,
     /// When the copies were sent again last.
     resent: Option<Instant>,
-    /// The name of the first message.
-    name: Option<Option<Name>>,
+    /// The first message, once it was judged.
+    judged: Option<ClientHello>,
 }
 
 impl Drop for Hold {
@@ -170,7 +175,7 @@ impl Hold {
             has_more: false,
             is_second: false,
             resent: None,
-            name: None,
+            judged: None,
         }
     }
 
@@ -201,14 +206,19 @@ impl Hold {
         is_answer
     }
 
-    /// The name that was judged.
-    pub fn into_name(mut self) -> Option<Name> {
-        self.name.take().flatten()
+    /// The message that was judged.
+    pub fn into_judged(mut self) -> Option<ClientHello> {
+        self.judged.take()
     }
 
     /// Whether its time is over.
     pub fn is_late(&self, now: Instant) -> bool {
-        self.stage == Stage::Collects && self.until.is_some_and(|until| until <= now)
+        let more = match self.stage {
+            Stage::Collects => Duration::ZERO,
+            Stage::Sent => UNACKNOWLEDGED - PATIENCE,
+            Stage::Acknowledged => return false,
+        };
+        self.until.is_some_and(|until| until + more <= now)
     }
 
     /// Takes a segment of the guest that has a payload, or ends its direction.
@@ -256,9 +266,9 @@ impl Hold {
         }
     }
 
-    /// The name that was judged, if one was.
-    pub fn judged(&self) -> Option<Option<&Name>> {
-        self.name.as_ref().map(Option::as_ref)
+    /// The message that was judged, if one was.
+    pub fn judged(&self) -> Option<&ClientHello> {
+        self.judged.as_ref()
     }
 
     /// Sends the copies again that a segment covers, at most as often as a guest would.
@@ -268,7 +278,7 @@ impl Hold {
         }
         self.resent = Some(now);
         let is_covered = |kept: &&Kept| distance(from, kept.to) > 0 && distance(kept.from, to) > 0;
-        Step::Send(self.kept.iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
+        Step::Send(self.sendable().iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
     }
 
     fn collect(&mut self, copied: &Copied, segment: &Segment, payload: &[u8], now: Instant) -> Step {
@@ -318,7 +328,9 @@ impl Hold {
         match read_hello(&known[..known.len().min(LONGEST_HELLO)]) {
             HelloStart::Partial => Step::Keep,
             HelloStart::Refused(why) => Step::Refuse(why),
-            HelloStart::Whole(hello, _) if self.name.as_ref().is_some_and(|name| *name != hello.name) => {
+            HelloStart::Whole(hello, _)
+                if self.judged.as_ref().is_some_and(|first| first.name != hello.name) =>
+            {
                 Step::Refuse("its second message has another name than the first")
             }
             HelloStart::Whole(hello, _) => Step::Judge(hello),
@@ -330,9 +342,12 @@ impl Hold {
         if let HelloStart::Whole(_, len) = read_hello(&self.bytes[..self.bytes.len().min(LONGEST_HELLO)]) {
             self.has_more = len < self.bytes.len();
         }
-        self.name = Some(hello.name);
+        // The copies have the bytes.
+        self.start = self.end();
+        self.bytes = Vec::new();
+        self.judged = Some(hello);
         self.stage = Stage::Sent;
-        self.copies()
+        self.sendable().iter().map(|kept| kept.copied.clone()).collect()
     }
 
     /// Takes a segment of the far side, with its payload.
@@ -408,13 +423,24 @@ impl Hold {
         None
     }
 
+    /// Bytes beside the copies.
+    #[cfg(test)]
+    pub fn kept_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Number behind the last byte of `bytes`.
     fn end(&self) -> u32 {
         self.start.wrapping_add(self.bytes.len() as u32)
     }
 
-    fn copies(&self) -> Vec<Copied> {
-        self.kept.iter().map(|kept| kept.copied.clone()).collect()
+    /// The copies that may be sent: a short one that begins the stream goes alone until the far side has it.
+    fn sendable(&self) -> &[Kept] {
+        let is_short = |first: &Kept| first.from == self.base && first.len() < LEAST_FIRST;
+        match self.kept.first() {
+            Some(first) if is_short(first) => &self.kept[..1],
+            _ => &self.kept,
+        }
     }
 
     /// Forgets all copies.
@@ -429,6 +455,11 @@ impl Hold {
 impl Kept {
     /// Bytes that it takes: those of the frame, and those of the payload beside it.
     fn size(&self) -> usize {
-        self.copied.frame.len() + self.to.wrapping_sub(self.from) as usize
+        self.copied.frame.len() + self.len()
+    }
+
+    /// Bytes of its payload.
+    fn len(&self) -> usize {
+        self.to.wrapping_sub(self.from) as usize
     }
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::client_hello::ClientHello;
 use crate::error::Result;
 use crate::host::HostNetwork;
 use crate::name::{Name, NamePattern};
@@ -269,7 +270,7 @@ impl Judge {
     pub fn is_foreign(&self, address: IpAddr) -> bool {
         use RangeKind::{Cloud, Host, Loopback, Multicast, Reserved};
         let kinds = [Cloud, Host, Loopback, Multicast, Reserved];
-        self.closed_ranges(address).iter().any(|range| kinds.contains(&range.kind))
+        self.closed.with(address).any(|number| kinds.contains(&self.ranges[number].kind))
     }
 
     /// Judges a connection to a port of a name.
@@ -327,6 +328,14 @@ impl Judge {
             Some(_) if tells_name && is_allowed => Gate::Named,
             Some(reason) => Gate::Closed(reason),
             None => denied.map_or(Gate::Open, Gate::Closed),
+        }
+    }
+
+    /// Judges the first message of TLS of a connection of [`Gate::Named`].
+    pub(crate) fn hello(&self, far: (IpAddr, u16), hello: &ClientHello) -> Verdict {
+        match hello.has_encrypted && self.ech == Ech::Refuse {
+            true => Verdict::Deny(Reason::Encrypted),
+            false => self.named(far, hello.name.as_ref()),
         }
     }
 

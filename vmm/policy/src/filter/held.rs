@@ -11,7 +11,6 @@ use crate::frame::{Content, Frame, Malformed, Packet, Segment};
 use crate::hold::{Copied, FarStep, Step};
 use crate::judge::{Reason, Verdict};
 use crate::offload::Offload;
-use crate::policy::Ech;
 use crate::reply;
 
 /// The fate of a frame that was taken.
@@ -75,10 +74,7 @@ impl Filter {
 
     /// Judges the name of a connection. Returns the frames that pass.
     fn judge_hello(&mut self, ends: &Ends, hello: ClientHello) -> Result<Vec<Copied>, Reason> {
-        if hello.has_encrypted && self.judge.ech == Ech::Refuse {
-            return Err(Reason::Encrypted);
-        }
-        if let Verdict::Deny(reason) = self.judge.named(ends.far, hello.name.as_ref()) {
+        if let Verdict::Deny(reason) = self.judge.hello(ends.far, &hello) {
             return Err(reason);
         }
         match self.connections.route(ends) {
