@@ -24,6 +24,7 @@ impl NetConfig {
         match &self.backend {
             NetBackend::Tap(name) => check_tap_name(name),
             NetBackend::TapDescriptor(_) => Ok(()),
+            NetBackend::Passt { .. } if !self.addresses.is_empty() => Err(Invalid::AddressesOfUser),
             NetBackend::Passt { forward } => check_ports(forward),
         }
     }

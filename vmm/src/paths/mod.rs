@@ -374,7 +374,7 @@ pub(crate) fn start_resolver() -> io::Result<OwnedFd> {
     let (near, far) = resolver::socket()?;
     std::thread::Builder::new()
         .name("volt-resolver".into())
-        .spawn(move || resolver::run(&far, HostView::open().as_ref()))?;
+        .spawn(move || resolver::run(&far, HostView::open(&far).as_ref()))?;
     Ok(near)
 }
 

@@ -6,6 +6,7 @@
 //! ```
 
 use std::io::{self, ErrorKind, PipeReader, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -187,7 +188,9 @@ impl Backend for Passt {
     }
 
     fn restart(&mut self, mac: Mac) -> Option<Result<()>> {
-        // A confined thread ends no process. One that hangs ends with its socket.
+        // A confined thread ends no process. One that hangs, or was out of step, ends with its socket, and
+        // gives its ports back. It may be late: then the next restart gets them.
+        let _ = self.socket.shutdown(Shutdown::Both);
         let _ = self.child.try_wait();
         Some(self.replace(mac))
     }
