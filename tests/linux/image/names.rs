@@ -1,7 +1,7 @@
 //! A policy with rules by name, in VMs that run an image behind passt, and servers beyond the host.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Scope, ScopedJoinHandle, scope};
 use std::time::Duration;
@@ -46,22 +46,29 @@ fn tls(names: &[&str]) -> String {
     )
 }
 
-/// Accepts connections until the script has ended, and answers those that bring bytes. Returns what each
-/// brought.
+/// Gives each accepted connection to `act` until the script has ended.
+fn each_stream(listener: &TcpListener, has_ended: &AtomicBool, mut act: impl FnMut(TcpStream)) {
+    listener.set_nonblocking(true).unwrap();
+    while !has_ended.load(Ordering::SeqCst) {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.limit().unwrap();
+                act(stream);
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Answers connections that bring bytes. Returns what each brought.
 fn serve<'a>(
     scope: &'a Scope<'a, '_>,
     listener: TcpListener,
     has_ended: &'a AtomicBool,
 ) -> ScopedJoinHandle<'a, Vec<Vec<u8>>> {
-    listener.set_nonblocking(true).unwrap();
     scope.spawn(move || {
         let mut got = Vec::new();
-        while !has_ended.load(Ordering::SeqCst) {
-            let Ok((mut stream, _)) = listener.accept() else {
-                std::thread::sleep(Duration::from_millis(20));
-                continue;
-            };
-            stream.limit().unwrap();
+        each_stream(&listener, has_ended, |mut stream| {
             let mut bytes = vec![0; 4096];
             // A connection that the policy ends brings nothing.
             let len = stream.read(&mut bytes).unwrap_or(0);
@@ -70,7 +77,7 @@ fn serve<'a>(
                 stream.write_all(b"hello from the server\n").unwrap();
             }
             got.push(bytes);
-        }
+        });
         got
     })
 }
@@ -161,16 +168,10 @@ fn every_request_of_http_is_judged_by_its_host() {
     net.images.are_empty();
 }
 
-/// Answers requests until the script has ended. Returns their first lines.
+/// Answers requests. Returns their first lines.
 fn answer_requests(listener: &TcpListener, has_ended: &AtomicBool) -> Vec<String> {
-    listener.set_nonblocking(true).unwrap();
     let mut got = Vec::new();
-    while !has_ended.load(Ordering::SeqCst) {
-        let Ok((mut stream, _)) = listener.accept() else {
-            std::thread::sleep(Duration::from_millis(20));
-            continue;
-        };
-        stream.limit().unwrap();
+    each_stream(listener, has_ended, |mut stream| {
         let mut bytes = Vec::new();
         let mut part = [0; 1024];
         while let Ok(len @ 1..) = stream.read(&mut part) {
@@ -184,7 +185,7 @@ fn answer_requests(listener: &TcpListener, has_ended: &AtomicBool) -> Vec<String
                 bytes.clear();
             }
         }
-    }
+    });
     got
 }
 

@@ -3,15 +3,16 @@
 //! Entries expire by looks at them. There is no timer: a full table looks at all of them, once a second at
 //! most.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::frame::Segment;
+use crate::client_hello::ClientHello;
+use crate::frame::{Segment, distance};
 use crate::hold::Hold;
-use crate::name::Name;
 use crate::rule::Protocol;
 
 /// Most connections of an interface.
@@ -72,8 +73,8 @@ pub enum Route {
 struct Connection {
     state: State,
     route: Route,
-    /// The name that it began with, if it was judged by that. There may be none.
-    name: Option<Option<Name>>,
+    /// The first message of TLS that it was judged by, if it was.
+    judged: Option<ClientHello>,
     /// The time of its last packet.
     last: Instant,
     expires: Instant,
@@ -127,10 +128,10 @@ impl Connection {
     fn follow(&mut self, segment: &Segment, is_of_guest: bool) {
         let flags = segment.flags;
         if is_of_guest {
-            let is_later = self.guest_expects.is_none() || after(self.guest_next, segment.end()) > 0;
+            let is_later = self.guest_expects.is_none() || distance(self.guest_next, segment.end()) > 0;
             self.guest_next = if is_later { segment.end() } else { self.guest_next };
             let known = self.guest_expects.unwrap_or(segment.acknowledged);
-            if flags.ack && after(known, segment.acknowledged) >= 0 {
+            if flags.ack && distance(known, segment.acknowledged) >= 0 {
                 self.guest_expects = Some(segment.acknowledged);
             }
         }
@@ -161,11 +162,6 @@ pub enum Side {
     Far,
 }
 
-/// Distance from one number to another.
-fn after(from: u32, to: u32) -> i32 {
-    to.wrapping_sub(from).cast_signed()
-}
-
 /// The table.
 #[derive(Debug, Default)]
 pub struct Connections {
@@ -190,7 +186,8 @@ impl Connections {
         segment: Option<&Segment>,
         now: Instant,
     ) -> Option<&mut Route> {
-        let entry = self.entries.get_mut(ends)?;
+        let Entry::Occupied(known) = self.entries.entry(*ends) else { return None };
+        let entry = known.get();
         let opens = segment.is_some_and(|segment| segment.flags.syn && !segment.flags.ack);
         let is_opener = entry.is_inbound == (side == Side::Far);
         if opens && side == Side::Far && !entry.is_inbound {
@@ -199,11 +196,10 @@ impl Connections {
         }
         if entry.expires <= now || opens && (!is_opener || entry.state != State::Opening) {
             // A new connection over an old one is judged as such.
-            self.entries.remove(ends);
+            known.remove();
             return None;
         }
-        // The borrow of `entry` ends here in one of the branches alone.
-        let entry = self.entries.get_mut(ends)?;
+        let entry = known.into_mut();
         match segment {
             Some(segment) => entry.follow(segment, side == Side::Guest),
             None if !is_opener && matches!(entry.state, State::Datagram { .. }) => {
@@ -224,10 +220,16 @@ impl Connections {
             Protocol::Tcp => State::Opening,
             Protocol::Udp | Protocol::Icmp => State::Datagram { is_answered: false },
         };
-        let is_inbound = side == Side::Far;
-        let (name, guest_next, guest_expects) = (None, 0, None);
-        let mut connection =
-            Connection { state, route, name, last: now, expires: now, is_inbound, guest_next, guest_expects };
+        let mut connection = Connection {
+            state,
+            route,
+            judged: None,
+            last: now,
+            expires: now,
+            is_inbound: side == Side::Far,
+            guest_next: 0,
+            guest_expects: None,
+        };
         connection.touch(now);
         self.entries.insert(ends, connection);
         true
@@ -238,7 +240,7 @@ impl Connections {
         if let Some(entry) = self.entries.get_mut(ends)
             && let Route::Held(hold) = std::mem::replace(&mut entry.route, Route::Direct)
         {
-            entry.name = Some(hold.into_name());
+            entry.judged = hold.into_judged();
         }
     }
 
@@ -286,15 +288,14 @@ impl Connections {
     }
 
     /// Removes the connections that the guest began and that `is_allowed` refuses, by their ends, their
-    /// routes, and the names that they were judged by. Returns those that the device relays.
+    /// routes, and the first messages that they were judged by. Returns those that the device relays.
     pub fn retain(
         &mut self,
-        mut is_allowed: impl FnMut(&Ends, &Route, Option<Option<&Name>>) -> bool,
+        mut is_allowed: impl FnMut(&Ends, &Route, Option<&ClientHello>) -> bool,
     ) -> Vec<Ends> {
         let mut relayed = Vec::new();
         self.entries.retain(|ends, entry| {
-            let name = entry.name.as_ref().map(Option::as_ref);
-            let stays = entry.is_inbound || is_allowed(ends, &entry.route, name);
+            let stays = entry.is_inbound || is_allowed(ends, &entry.route, entry.judged.as_ref());
             if !stays && matches!(entry.route, Route::Relayed) {
                 relayed.push(*ends);
             }
@@ -303,13 +304,17 @@ impl Connections {
         relayed
     }
 
-    /// Ends the holds whose time is over, once a second at most.
+    /// Ends the holds whose time is over, and those of connections that are, once a second at most.
     pub fn end_late_holds(&mut self, now: Instant) {
         if self.looked_at_holds.is_some_and(|looked| now < looked + BETWEEN_SWEEPS) {
             return;
         }
         self.looked_at_holds = Some(now);
-        self.entries.retain(|_, entry| !matches!(&entry.route, Route::Held(hold) if hold.is_late(now)));
+        let is_over = |entry: &Connection| entry.expires <= now || entry.is_over();
+        self.entries.retain(|_, entry| match &entry.route {
+            Route::Held(hold) => !hold.is_late(now) && !is_over(entry),
+            Route::Direct | Route::Relayed => true,
+        });
     }
 
     /// Removes what has expired. If that gives no room, removes what has ended, was never answered, or is a

@@ -206,6 +206,11 @@ impl Segment {
     }
 }
 
+/// Distance from one number of a stream to another.
+pub(crate) fn distance(from: u32, to: u32) -> i32 {
+    to.wrapping_sub(from).cast_signed()
+}
+
 /// Flags of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)]

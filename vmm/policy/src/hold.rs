@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::client_hello::{ClientHello, HelloStart, LONGEST_HELLO, read_hello};
-use crate::frame::Segment;
-use crate::name::Name;
+use crate::frame::{Segment, distance};
 
 /// Most bytes that all holds of an interface keep.
 pub const MOST_HELD: usize = 512 << 10;
@@ -24,6 +23,12 @@ pub const MOST_HELD: usize = 512 << 10;
 const MOST_FRAMES: usize = 16;
 /// Longest time from the first byte to the end of the message.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time from that first byte until the far side has acknowledged it, when room is short.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+/// Shortest first piece behind which others are sent at once. A far side that keeps no state before the
+/// connection is open (SYN cookies) takes the number of its first byte from the first packet that arrives.
+/// Linux takes one up to 3 bytes off: if a shorter piece were lost, the message would begin behind it.
+const LEAST_FIRST: usize = 64;
 /// Least time between two times that copies are sent again: Linux waits as long (its least timeout for
 /// segments).
 const BETWEEN_RESENDS: Duration = Duration::from_millis(200);
@@ -44,6 +49,14 @@ pub struct Copied {
     pub header: [u8; 12],
     /// The frame.
     pub frame: Arc<[u8]>,
+}
+
+impl Copied {
+    /// A frame that the device has made. It leaves nothing to the host.
+    #[must_use]
+    pub fn made(frame: Vec<u8>) -> Self {
+        Self { header: [0; 12], frame: frame.into() }
+    }
 }
 
 /// The bytes that all holds of an interface keep.
@@ -137,19 +150,14 @@ pub(crate) struct Hold {
     is_second: bool,
     /// When the copies were sent again last.
     resent: Option<Instant>,
-    /// The name of the first message.
-    name: Option<Option<Name>>,
+    /// The first message, once it was judged.
+    judged: Option<ClientHello>,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         self.give_back();
     }
-}
-
-/// Distance from one number to another.
-fn after(from: u32, to: u32) -> i32 {
-    to.wrapping_sub(from).cast_signed()
 }
 
 impl Hold {
@@ -167,7 +175,7 @@ impl Hold {
             has_more: false,
             is_second: false,
             resent: None,
-            name: None,
+            judged: None,
         }
     }
 
@@ -198,14 +206,19 @@ impl Hold {
         is_answer
     }
 
-    /// The name that was judged.
-    pub fn into_name(mut self) -> Option<Name> {
-        self.name.take().flatten()
+    /// The message that was judged.
+    pub fn into_judged(mut self) -> Option<ClientHello> {
+        self.judged.take()
     }
 
     /// Whether its time is over.
     pub fn is_late(&self, now: Instant) -> bool {
-        self.stage == Stage::Collects && self.until.is_some_and(|until| until <= now)
+        let more = match self.stage {
+            Stage::Collects => Duration::ZERO,
+            Stage::Sent => UNACKNOWLEDGED - PATIENCE,
+            Stage::Acknowledged => return false,
+        };
+        self.until.is_some_and(|until| until + more <= now)
     }
 
     /// Takes a segment of the guest that has a payload, or ends its direction.
@@ -221,10 +234,10 @@ impl Hold {
         }
         let end = self.end();
         let to = segment.sequence.wrapping_add(payload.len() as u32);
-        let is_old = after(to, end) >= 0;
+        let is_old = distance(to, end) >= 0;
         match self.stage {
             _ if payload.is_empty() => Step::Send(vec![copied.clone()]),
-            Stage::Sent if after(segment.sequence, end) > 0 => self.resend(segment.sequence, to, now),
+            Stage::Sent if distance(segment.sequence, end) > 0 => self.resend(segment.sequence, to, now),
             // The far side has it, and ignores it.
             Stage::Acknowledged if is_old => Step::Send(vec![copied.clone()]),
             // The server may ask for another first message. Until it has not, nothing follows the first one.
@@ -247,15 +260,15 @@ impl Hold {
             Server::Silent => false,
             Server::Opened { first, next, .. } => {
                 let acknowledged = segment.acknowledged;
-                segment.flags.ack && after(first, acknowledged) >= 0 && after(acknowledged, next) >= 0
+                segment.flags.ack && distance(first, acknowledged) >= 0 && distance(acknowledged, next) >= 0
             }
             Server::Known => true,
         }
     }
 
-    /// The name that was judged, if one was.
-    pub fn judged(&self) -> Option<Option<&Name>> {
-        self.name.as_ref().map(Option::as_ref)
+    /// The message that was judged, if one was.
+    pub fn judged(&self) -> Option<&ClientHello> {
+        self.judged.as_ref()
     }
 
     /// Sends the copies again that a segment covers, at most as often as a guest would.
@@ -264,8 +277,8 @@ impl Hold {
             return Step::Keep;
         }
         self.resent = Some(now);
-        let is_covered = |kept: &&Kept| after(from, kept.to) > 0 && after(kept.from, to) > 0;
-        Step::Send(self.kept.iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
+        let is_covered = |kept: &&Kept| distance(from, kept.to) > 0 && distance(kept.from, to) > 0;
+        Step::Send(self.sendable().iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
     }
 
     fn collect(&mut self, copied: &Copied, segment: &Segment, payload: &[u8], now: Instant) -> Step {
@@ -275,7 +288,7 @@ impl Hold {
         }
         let (end, from) = (self.end(), segment.sequence);
         let to = from.wrapping_add(payload.len() as u32);
-        if from == self.start && after(end, to) > 0 && !self.bytes.is_empty() {
+        if from == self.start && distance(end, to) > 0 && !self.bytes.is_empty() {
             // The guest sends all of it again, in other pieces.
             self.give_back();
         } else if from != end {
@@ -315,7 +328,9 @@ impl Hold {
         match read_hello(&known[..known.len().min(LONGEST_HELLO)]) {
             HelloStart::Partial => Step::Keep,
             HelloStart::Refused(why) => Step::Refuse(why),
-            HelloStart::Whole(hello, _) if self.name.as_ref().is_some_and(|name| *name != hello.name) => {
+            HelloStart::Whole(hello, _)
+                if self.judged.as_ref().is_some_and(|first| first.name != hello.name) =>
+            {
                 Step::Refuse("its second message has another name than the first")
             }
             HelloStart::Whole(hello, _) => Step::Judge(hello),
@@ -327,20 +342,23 @@ impl Hold {
         if let HelloStart::Whole(_, len) = read_hello(&self.bytes[..self.bytes.len().min(LONGEST_HELLO)]) {
             self.has_more = len < self.bytes.len();
         }
-        self.name = Some(hello.name);
+        // The copies have the bytes.
+        self.start = self.end();
+        self.bytes = Vec::new();
+        self.judged = Some(hello);
         self.stage = Stage::Sent;
-        self.copies()
+        self.sendable().iter().map(|kept| kept.copied.clone()).collect()
     }
 
     /// Takes a segment of the far side, with its payload.
     pub fn far(&mut self, segment: &Segment, payload: &[u8]) -> FarStep {
-        let known = after(self.base, segment.acknowledged);
+        let known = distance(self.base, segment.acknowledged);
         if matches!(self.server, Server::Silent) {
             // A connection of before, of which the far side still has its half. The guest resets it.
             return if payload.is_empty() { FarStep::Pass } else { FarStep::Drop };
         }
         if segment.flags.ack
-            && (known < 0 || after(segment.acknowledged, self.sent_up_to().wrapping_add(1)) < 0)
+            && (known < 0 || distance(segment.acknowledged, self.sent_up_to().wrapping_add(1)) < 0)
         {
             return FarStep::Refuse("its far side acknowledges what was not sent");
         }
@@ -360,7 +378,7 @@ impl Hold {
 
     /// Forgets the copies that the far side has.
     fn acknowledge(&mut self, acknowledged: u32) {
-        let is_left = |kept: &Kept| after(acknowledged, kept.to) > 0;
+        let is_left = |kept: &Kept| distance(acknowledged, kept.to) > 0;
         let gone: usize = self.kept.iter().filter(|kept| !is_left(kept)).map(Kept::size).sum();
         self.kept.retain(is_left);
         self.budget.0.fetch_sub(gone, Ordering::Relaxed);
@@ -379,7 +397,9 @@ impl Hold {
             // Nothing is known of what it answers.
             return Some(FarStep::Refuse("its far side speaks first"));
         }
-        let Ok(known) = usize::try_from(after(segment.sequence, *next)) else { return Some(FarStep::Drop) };
+        let Ok(known) = usize::try_from(distance(segment.sequence, *next)) else {
+            return Some(FarStep::Drop);
+        };
         let fresh = payload.get(known..).unwrap_or_default();
         *next = next.wrapping_add(fresh.len() as u32);
         bytes.extend_from_slice(&fresh[..fresh.len().min(SERVER - bytes.len())]);
@@ -403,13 +423,24 @@ impl Hold {
         None
     }
 
+    /// Bytes beside the copies.
+    #[cfg(test)]
+    pub fn kept_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Number behind the last byte of `bytes`.
     fn end(&self) -> u32 {
         self.start.wrapping_add(self.bytes.len() as u32)
     }
 
-    fn copies(&self) -> Vec<Copied> {
-        self.kept.iter().map(|kept| kept.copied.clone()).collect()
+    /// The copies that may be sent: a short one that begins the stream goes alone until the far side has it.
+    fn sendable(&self) -> &[Kept] {
+        let is_short = |first: &Kept| first.from == self.base && first.len() < LEAST_FIRST;
+        match self.kept.first() {
+            Some(first) if is_short(first) => &self.kept[..1],
+            _ => &self.kept,
+        }
     }
 
     /// Forgets all copies.
@@ -424,6 +455,11 @@ impl Hold {
 impl Kept {
     /// Bytes that it takes: those of the frame, and those of the payload beside it.
     fn size(&self) -> usize {
-        self.copied.frame.len() + self.to.wrapping_sub(self.from) as usize
+        self.copied.frame.len() + self.len()
+    }
+
+    /// Bytes of its payload.
+    fn len(&self) -> usize {
+        self.to.wrapping_sub(self.from) as usize
     }
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::client_hello::ClientHello;
 use crate::error::Result;
 use crate::host::HostNetwork;
 use crate::name::{Name, NamePattern};
@@ -131,14 +132,6 @@ impl List {
         list
     }
 
-    fn any(&self) -> &[usize] {
-        &self.any
-    }
-
-    fn any_question(&self) -> &[usize] {
-        &self.any_question
-    }
-
     /// Whether a rule is about names.
     fn has_names(&self) -> bool {
         !self.exact.is_empty() || !self.below.is_empty()
@@ -149,8 +142,9 @@ impl List {
         self.nets.with(address).chain(self.any.iter().copied()).map(|number| &self.rules[number])
     }
 
-    /// The rules about a name, the narrowest first, and then those of `others`.
-    fn about_name<'a>(&'a self, name: &Name, others: &'a [usize]) -> impl Iterator<Item = &'a Rule> {
+    /// The rules about a name, the narrowest first, and then those about any address, or any question.
+    fn about_name(&self, name: &Name, is_question: bool) -> impl Iterator<Item = &Rule> {
+        let others = if is_question { &self.any_question } else { &self.any };
         let below = name.with_parents().skip(1).filter_map(|above| self.below.get(above)).flatten();
         let numbers = self.exact.get(name).into_iter().flatten().chain(below).chain(others);
         numbers.map(|number| &self.rules[*number])
@@ -285,7 +279,7 @@ impl Judge {
     pub fn is_foreign(&self, address: IpAddr) -> bool {
         use RangeKind::{Cloud, Host, Loopback, Multicast, Reserved};
         let kinds = [Cloud, Host, Loopback, Multicast, Reserved];
-        self.closed_ranges(address).iter().any(|range| kinds.contains(&range.kind))
+        self.closed.with(address).any(|number| kinds.contains(&self.ranges[number].kind))
     }
 
     /// Judges a connection to a port of a name.
@@ -346,6 +340,14 @@ impl Judge {
         }
     }
 
+    /// Judges the first message of TLS of a connection of [`Gate::Named`].
+    pub(crate) fn hello(&self, far: (IpAddr, u16), hello: &ClientHello) -> Verdict {
+        match hello.has_encrypted && self.ech == Ech::Refuse {
+            true => Verdict::Deny(Reason::Encrypted),
+            false => self.named(far, hello.name.as_ref()),
+        }
+    }
+
     /// Judges the name that a connection of [`Gate::Named`] begins with, if it has one.
     #[must_use]
     pub fn named(&self, (address, port): (IpAddr, u16), name: Option<&Name>) -> Verdict {
@@ -363,11 +365,10 @@ impl Judge {
         allows: impl FnMut(&&Rule) -> bool,
         denies: impl FnMut(&&Rule) -> bool,
     ) -> Verdict {
-        let others = if is_question { List::any_question } else { List::any };
-        if let Some(rule) = self.allow.about_name(name, others(&self.allow)).find(allows) {
+        if let Some(rule) = self.allow.about_name(name, is_question).find(allows) {
             return Verdict::Allow(Reason::Rule(rule.to_string()));
         }
-        match self.deny.about_name(name, others(&self.deny)).find(denies) {
+        match self.deny.about_name(name, is_question).find(denies) {
             Some(rule) => Verdict::Deny(Reason::Rule(rule.to_string())),
             None => self.by_default(),
         }

@@ -28,12 +28,13 @@ impl Name {
             return Err(format!("a name has 1 to {LONGEST} characters"));
         }
         name.split('.').try_for_each(check_label)?;
-        let last = name.rsplit('.').next().unwrap_or(name);
+        let name = name.to_ascii_lowercase();
+        let last = name.rsplit('.').next().unwrap_or_default();
         // A resolver would take 10.1 or 0x7f for an address.
         if last.bytes().all(|byte| byte.is_ascii_digit()) || last.starts_with("0x") {
             return Err("a name does not end in a number; an IPv4 address has four of them".to_owned());
         }
-        Ok(Self(name.to_ascii_lowercase()))
+        Ok(Self(name))
     }
 
     /// The name.
@@ -194,6 +195,7 @@ mod tests {
             ("127.1", "number"),
             ("1.2.3.4", "number"),
             ("0x7f", "number"),
+            ("0X7f", "number"),
             ("*", "* stands for"),
             ("a.*.org", "* stands for"),
             ("*a.org", "* stands for"),

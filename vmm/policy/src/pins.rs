@@ -93,8 +93,8 @@ impl Pins {
         saved
     }
 
-    /// Takes the pins of a snapshot, for [`LEAST`], in place of all others. Returns their names, with whether
-    /// each has addresses of IPv4 and of IPv6.
+    /// Takes the pins of a snapshot, for [`LEAST`], in place of all others. Returns the name and the version
+    /// of IP of each, true for IPv6.
     pub fn restore(&mut self, saved: &[SavedPin], now: Instant) -> HashSet<(Name, bool)> {
         self.by_address.clear();
         for SavedPin { name, address } in saved {

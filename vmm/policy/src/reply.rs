@@ -48,14 +48,19 @@ fn is_group(address: IpAddr) -> bool {
     address.is_multicast() || address == IpAddr::V4(std::net::Ipv4Addr::BROADCAST)
 }
 
-/// An Ethernet and an IP header back to the sender, with the far side as the source.
-fn back(frame: &Frame, packet: &Packet) -> Option<PacketBuilderStep<IpHeaders>> {
-    let ethernet: PacketBuilderStep<Ethernet2Header> = PacketBuilder::ethernet2(frame.target, frame.source);
-    match (packet.target, packet.source) {
+/// An Ethernet and an IP header from one end to the other. `None` if they have two versions of IP.
+fn header((source, target): (Mac, Mac), from: IpAddr, to: IpAddr) -> Option<PacketBuilderStep<IpHeaders>> {
+    let ethernet: PacketBuilderStep<Ethernet2Header> = PacketBuilder::ethernet2(source, target);
+    match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => Some(ethernet.ipv4(from.octets(), to.octets(), HOPS)),
         (IpAddr::V6(from), IpAddr::V6(to)) => Some(ethernet.ipv6(from.octets(), to.octets(), HOPS)),
         _ => None,
     }
+}
+
+/// The same back to the sender, with the far side as the source.
+fn back(frame: &Frame, packet: &Packet) -> Option<PacketBuilderStep<IpHeaders>> {
+    header((frame.target, frame.source), packet.target, packet.source)
 }
 
 fn reset(frame: &Frame, packet: &Packet, segment: &Segment) -> Option<Vec<u8>> {
@@ -72,22 +77,14 @@ fn reset(frame: &Frame, packet: &Packet, segment: &Segment) -> Option<Vec<u8>> {
 }
 
 /// A reset from one end of a connection to the other one, which expects the byte with this number next.
-/// Returns
-/// `None` if the ends have two versions of IP.
-#[must_use]
-pub fn lone_reset(
-    (source, target): (Mac, Mac),
+/// Returns `None` if the ends have two versions of IP.
+pub(crate) fn lone_reset(
+    macs: (Mac, Mac),
     from: (IpAddr, u16),
     to: (IpAddr, u16),
     sequence: u32,
 ) -> Option<Vec<u8>> {
-    let ethernet: PacketBuilderStep<Ethernet2Header> = PacketBuilder::ethernet2(source, target);
-    let ip = match (from.0, to.0) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(from.octets(), to.octets(), HOPS),
-        (IpAddr::V6(from), IpAddr::V6(to)) => ethernet.ipv6(from.octets(), to.octets(), HOPS),
-        _ => return None,
-    };
-    let reset = ip.tcp(from.1, to.1, sequence, 0).rst();
+    let reset = header(macs, from.0, to.0)?.tcp(from.1, to.1, sequence, 0).rst();
     let mut bytes = Vec::with_capacity(reset.size(0));
     reset.write(&mut bytes, &[]).ok()?;
     Some(bytes)

@@ -170,7 +170,7 @@ fn authority(text: &str) -> Read<(Host, u16)> {
             (host, Some(port))
         }
     };
-    let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit())).ok_or(wrong)?;
+    let port = port.filter(|port| is_digits(port)).ok_or(wrong)?;
     let port = if port.is_empty() { PORT } else { port.parse().map_err(|_| wrong)? };
     Ok((host, port))
 }
@@ -184,17 +184,16 @@ fn body(request: &Request<'_, '_>) -> Read<BodyLength> {
             Ok(BodyLength::Chunked)
         }
         (None, Some(_)) => Err("the request's transfer coding is unknown"),
+        // Digits alone: a number with a sign is none.
         (Some(length), None) => match length.parse() {
-            Ok(length) if length_is_plain(request) && length <= LONGEST_BODY => Ok(BodyLength::Bytes(length)),
+            Ok(number) if is_digits(length) && number <= LONGEST_BODY => Ok(BodyLength::Bytes(number)),
             _ => Err("the request's length is no number"),
         },
     }
 }
 
-/// Whether a length has digits alone: a number with a sign is none.
-fn length_is_plain(request: &Request<'_, '_>) -> bool {
-    let lengths = request.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("content-length"));
-    lengths.flat_map(|field| field.value).all(u8::is_ascii_digit)
+fn is_digits(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(test)]
@@ -281,6 +280,7 @@ mod tests {
             ("GET / HTTP/1.1\r\nHost: a.test:+80\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost:\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost: 0x7f000001\r\n\r\n", "no name"),
+            ("GET / HTTP/1.1\r\nHost: 0X7F000001\r\n\r\n", "no name"),
             ("GET / HTTP/1.1\r\nHost : a.test\r\n\r\n", "no request"),
             ("GET / HTTP/1.1\r\nHost: a.test\r\n b.test\r\n\r\n", "no request"),
             ("GET / HTTP/1.1\nHost: a.test\n\n", "carriage return"),

@@ -385,19 +385,12 @@ impl Devices {
         self.networks.iter().try_for_each(NetConfig::validate).map_err(refused("networks"))?;
         let has_network = |id: &str| self.networks.iter().any(|network| network.id == id);
         self.metadata.as_ref().map_or(Ok(()), |metadata| metadata.validate(has_network))?;
-        if let Some(policy) = &self.policy {
-            check_policy(policy)?;
-        }
+        self.policy
+            .as_ref()
+            .map_or(Ok(()), Policy::check)
+            .map_err(|problem| Error::config("policy", problem.to_string()))?;
         self.vsock.as_ref().map_or(Ok(()), VsockConfig::validate).map_err(refused("vsock cid"))
     }
-}
-
-/// Checks a policy.
-///
-/// # Errors
-/// [`Error::Config`]: a rule contradicts another one, or there are too many.
-pub(crate) fn check_policy(policy: &Policy) -> Result<()> {
-    policy.check().map_err(|problem| Error::config("policy", problem.to_string()))
 }
 
 impl DiskConfig {

@@ -21,6 +21,9 @@ impl NetConfig {
         if let Some(given) = self.mtu.filter(|mtu| *mtu < MIN_MTU) {
             return Err(Invalid::Mtu { given, least: MIN_MTU });
         }
+        if self.backend.fixes_addresses() && !self.addresses.is_empty() {
+            return Err(Invalid::FixedAddresses);
+        }
         match &self.backend {
             NetBackend::Tap(name) => check_tap_name(name),
             NetBackend::TapDescriptor(_) | NetBackend::Nat {} => Ok(()),
@@ -46,6 +49,13 @@ impl NetConfig {
 }
 
 impl NetBackend {
+    /// Whether a guest behind it has the addresses of [`user_network`](super::user_network). The other side
+    /// of a tap decides for its guest.
+    #[must_use]
+    pub fn fixes_addresses(&self) -> bool {
+        matches!(self, Self::Passt { .. } | Self::Nat {})
+    }
+
     /// Takes a tap called `fd:N` for the descriptor N. A command line may name one of this process. A state
     /// file names one of the process that ran the VM, and
     /// [`Overrides::apply`](super::overrides::Overrides::apply) demands another backend.

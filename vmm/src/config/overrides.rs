@@ -167,9 +167,8 @@ impl Overrides {
             let network = network.ok_or_else(|| unknown("networks", &id))?;
             set(&mut network.backend, backend);
             network.mac = mac.or(network.mac.take());
-            if !addresses.is_empty() {
-                network.addresses = addresses;
-            }
+            let keeps = addresses.is_empty() && !network.backend.fixes_addresses();
+            network.addresses = if keeps { std::mem::take(&mut network.addresses) } else { addresses };
             change(&mut network.receive_limit, receive_limit);
             change(&mut network.transmit_limit, transmit_limit);
         }
@@ -228,6 +227,23 @@ mod tests {
         assert_eq!(devices.disks[1].layer, None);
         assert_eq!(devices.vsock, Some(VsockConfig { cid: 4, socket: "/v".into() }));
         assert_eq!(devices.console, Some(ConsoleConfig { socket: "/d".into() }));
+    }
+
+    #[test]
+    fn addresses_are_those_of_a_guest_behind_a_tap() {
+        let text = r#"{"networks":[{"id":"eth0","backend":{"tap":"tap0"},"addresses":["10.0.0.2/32"]}]}"#;
+        let apply = |network: &str| {
+            let mut devices: Devices = serde_json::from_str(text).unwrap();
+            let overrides = format!(r#"{{"networks":[{{"id":"eth0",{network}}}]}}"#);
+            let overrides = serde_json::from_str::<Overrides>(&overrides).unwrap();
+            let applied = overrides.apply(&mut devices).map_err(|error| error.to_string());
+            applied.map(|()| serde_json::to_value(&devices.networks[0].addresses).unwrap().to_string())
+        };
+        assert_eq!(apply(r#""backend":{"tap":"tap1"}"#).unwrap(), r#"["10.0.0.2/32"]"#);
+        assert_eq!(apply(r#""addresses":["10.0.0.3/32"]"#).unwrap(), r#"["10.0.0.3/32"]"#);
+        assert_eq!(apply(r#""backend":{"passt":{}}"#).unwrap(), "[]");
+        let refused = apply(r#""backend":{"passt":{}},"addresses":["10.0.0.3/32"]"#).unwrap_err();
+        assert!(refused.contains("addresses are for a tap"), "{refused}");
     }
 
     #[test]

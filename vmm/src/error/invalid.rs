@@ -122,6 +122,9 @@ pub enum Invalid {
         /// The disk.
         disk: String,
     },
+    /// Addresses of a guest that has fixed ones.
+    #[error("addresses are for a tap; behind user (passt) or nat, a guest has fixed ones; leave them out")]
+    FixedAddresses,
     /// A guest's address that vsock reserves.
     #[error("CID {cid} is reserved; a guest's CID is 3 to 4294967294")]
     ReservedCid {

@@ -373,7 +373,9 @@ pub(crate) fn start_resolver() -> io::Result<OwnedFd> {
         return opener::start_resolver();
     }
     let (near, far) = resolver::socket()?;
-    std::thread::Builder::new().name("volt-resolver".into()).spawn(move || resolve(&far))?;
+    std::thread::Builder::new()
+        .name("volt-resolver".into())
+        .spawn(move || resolver::run(&far, HostView::open(&far).as_ref()))?;
     Ok(near)
 }
 
@@ -383,13 +385,6 @@ pub(crate) fn start_resolver() -> io::Result<OwnedFd> {
 /// As [`nat::make`].
 pub(crate) fn make_nat(settings: &NatSettings) -> io::Result<NatLink> {
     if asks() { opener::make_nat(settings) } else { nat::make(settings) }
-}
-
-/// Serves as a resolver in a thread.
-fn resolve(device: &OwnedFd) {
-    let host =
-        HostView::open().inspect_err(|error| log::warn!("the resolver cannot watch the host: {error}"));
-    resolver::run(device, host.ok().as_ref());
 }
 
 /// Checks that a TCP port of 127.0.0.1 is free.

@@ -19,6 +19,7 @@ use std::io::{self, Seek};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::slice;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -345,15 +346,19 @@ fn start_resolver(confine: fn()) -> io::Result<OwnedFd> {
             -1 => return Err(io::Error::last_os_error()),
             0 => match libc::fork() {
                 0 => resolve_and_exit(&far, confine),
-                other => libc::_exit(i32::from(other < 0)),
+                -1 => libc::_exit(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN)),
+                _ => libc::_exit(0),
             },
             child => {
                 let mut status = 0;
                 while libc::waitpid(child, &raw mut status, 0) < 0
                     && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
                 {}
-                if status != 0 {
-                    return Err(io::Error::other("the host refuses a process"));
+                // The child exits with the number of its error.
+                match ExitStatus::from_raw(status).code() {
+                    Some(0) => {}
+                    Some(errno) => return Err(io::Error::from_raw_os_error(errno)),
+                    None => return Err(io::Error::other("the process that forks the resolver was killed")),
                 }
             }
         }
@@ -371,10 +376,9 @@ fn resolve_and_exit(socket: &OwnedFd, confine: fn()) -> ! {
         OwnedFd::from_raw_fd(OPENER)
     };
     rename(RESOLVER_NAME);
-    let host =
-        HostView::open().inspect_err(|error| log::warn!("the resolver cannot watch the host: {error}"));
+    let host = HostView::open(&socket);
     confine();
-    resolver::run(&socket, host.ok().as_ref());
+    resolver::run(&socket, host.as_ref());
     // SAFETY: as in `start_resolver`.
     unsafe { libc::_exit(0) }
 }

@@ -14,6 +14,8 @@ const NUMBER: usize = 4;
 const KIND: usize = 2;
 /// The number of a message that answers no question.
 const NO_QUESTION: u32 = 0;
+/// The first character of a text that tells a problem.
+const PROBLEM: char = '!';
 /// Words for the versions of IP that the host routes.
 const ROUTES_V4: &str = "ipv4";
 const ROUTES_V6: &str = "ipv6";
@@ -25,6 +27,8 @@ pub(crate) enum FromResolver<'a> {
     Answer(u32, Option<&'a [u8]>),
     /// The network of the host.
     HostNetwork(HostNetwork),
+    /// A problem, for the log. The resolver has none of its own.
+    Problem(&'a str),
 }
 
 /// Encodes a question.
@@ -46,13 +50,23 @@ pub(super) fn encode_answer(number: u32, message: Option<&[u8]>) -> Vec<u8> {
     [&number.to_be_bytes()[..], message].concat()
 }
 
-/// Encodes the network of the host: words for the versions of IP that it routes, and its addresses.
+/// Encodes a problem.
+pub(super) fn encode_problem(problem: &str) -> Vec<u8> {
+    [&NO_QUESTION.to_be_bytes()[..], format!("{PROBLEM}{problem}").as_bytes()].concat()
+}
+
+/// Encodes the network of the host: words for the versions of IP that it routes, and its addresses. One with
+/// too many addresses is a problem.
 pub(super) fn encode_network(network: &HostNetwork) -> Vec<u8> {
     let HostNetwork { addresses, routes_v4, routes_v6 } = network;
     let routes = [(*routes_v4, ROUTES_V4), (*routes_v6, ROUTES_V6)];
     let routes = routes.into_iter().filter(|(routes, _)| *routes).map(|(_, word)| word.to_owned());
     let words: Vec<_> = routes.chain(addresses.iter().map(ToString::to_string)).collect();
-    [&NO_QUESTION.to_be_bytes()[..], words.join(" ").as_bytes()].concat()
+    let message = [&NO_QUESTION.to_be_bytes()[..], words.join(" ").as_bytes()].concat();
+    match message.len() {
+        0..=LONGEST_MESSAGE => message,
+        _ => encode_problem("this host has too many addresses to follow their changes"),
+    }
 }
 
 /// Decodes a message of the resolver.
@@ -65,6 +79,9 @@ pub(crate) fn decode(bytes: &[u8]) -> io::Result<FromResolver<'_>> {
     match u32::from_be_bytes(*number) {
         NO_QUESTION => {
             let text = std::str::from_utf8(rest).map_err(|_| wrong())?;
+            if let Some(problem) = text.strip_prefix(PROBLEM) {
+                return Ok(FromResolver::Problem(problem));
+            }
             let is_route = |word: &&str| [ROUTES_V4, ROUTES_V6].contains(word);
             let has = |route: &str| text.split_whitespace().any(|word| word == route);
             let addresses = text.split_whitespace().filter(|word| !is_route(word)).map(str::parse);

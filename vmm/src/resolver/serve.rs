@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 use super::lookup::Lookup;
-use super::protocol::{decode_ask, encode_answer, encode_network};
+use super::protocol::{decode_ask, encode_answer, encode_network, encode_problem};
 use super::servers::{FILE, PORT, ServersFile};
 use crate::host_network::Files;
 
@@ -34,12 +34,14 @@ pub(crate) struct HostView {
 }
 
 impl HostView {
-    /// Opens it.
-    ///
-    /// # Errors
-    /// The host refuses a file or a socket.
-    pub fn open() -> io::Result<Self> {
-        Ok(Self { files: Files::open()?, changes: changes_of_network()? })
+    /// Opens it. Without one, which the device is told, a resolver answers all the same.
+    pub fn open(device: &OwnedFd) -> Option<Self> {
+        let opened =
+            Files::open().and_then(|files| changes_of_network().map(|changes| Self { files, changes }));
+        let told = |error: &io::Error| {
+            tell_problem(device, &format!("the resolver cannot watch the host's network: {error}"));
+        };
+        opened.inspect_err(told).ok()
     }
 }
 
@@ -134,7 +136,7 @@ fn take_questions(
         let list = match servers.now() {
             Ok(list) => list,
             Err(error) => {
-                log::warn!("the resolver cannot read {FILE}: {error}");
+                tell_problem(device, &format!("the resolver cannot read {FILE}: {error}"));
                 return false;
             }
         };
@@ -153,13 +155,18 @@ fn tell(device: &OwnedFd, message: &[u8]) -> bool {
     send(device, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
 }
 
+/// Tells the device what to log: the descriptors of this process's log are closed.
+fn tell_problem(device: &OwnedFd, problem: &str) {
+    tell(device, &encode_problem(problem));
+}
+
 /// Returns whether the device knows it.
 fn tell_network(device: &OwnedFd, host: Option<&HostView>) -> bool {
     match host.map(|host| host.files.read()) {
         None => true,
         Some(Ok(network)) => tell(device, &encode_network(&network)),
         Some(Err(error)) => {
-            log::warn!("the resolver cannot read the host's network: {error}");
+            tell_problem(device, &format!("the resolver cannot read the host's network: {error}"));
             true
         }
     }

@@ -1,7 +1,7 @@
 //! The resolver, and servers that answer, are silent, lie and fail.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::thread;
@@ -9,7 +9,7 @@ use std::thread;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use volt_policy::{Ask, HostNetwork, Name};
 
-use super::protocol::{FromResolver, LONGEST, decode, encode};
+use super::protocol::{FromResolver, LONGEST, decode, encode, encode_network, encode_problem};
 use super::serve::{HostView, serve};
 use super::servers::ServersFile;
 use crate::testing::ScratchDir;
@@ -30,7 +30,7 @@ impl Running {
         std::fs::write(&file, list(servers)).unwrap();
         let (device, far) = super::socket().unwrap();
         let servers = ServersFile::at(&file, port);
-        let thread = thread::spawn(move || serve(&far, Some(&HostView::open().unwrap()), servers));
+        let thread = thread::spawn(move || serve(&far, Some(&HostView::open(&far).unwrap()), servers));
         let running = Self { device, file, thread, _dir: dir };
         let first = running.receive();
         let FromResolver::HostNetwork(network) = decode(&first).unwrap() else { panic!("{first:?}") };
@@ -55,7 +55,7 @@ impl Running {
         let bytes = self.receive();
         match decode(&bytes).unwrap() {
             FromResolver::Answer(number, message) => (number, message.map(<[u8]>::to_vec)),
-            other @ FromResolver::HostNetwork(_) => panic!("{other:?}"),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -211,4 +211,22 @@ fn network_of_the_host_survives_the_way_to_the_device() {
     }
     assert!(decode(b"\0\0\0\0nonsense").is_err());
     assert!(decode(b"\0\0\0").is_err());
+}
+
+#[test]
+fn problems_are_told_and_a_network_with_too_many_addresses_is_one() {
+    let problem = encode_problem("the resolver cannot read a file");
+    assert_eq!(decode(&problem).unwrap(), FromResolver::Problem("the resolver cannot read a file"));
+    let network = |addresses: u32| HostNetwork {
+        addresses: (0..addresses)
+            .map(|at| Ipv4Addr::from_bits(0x0a00_0000 + at))
+            .map(|a| IpAddr::from(a).into())
+            .collect(),
+        routes_v4: true,
+        routes_v6: false,
+    };
+    assert_eq!(decode(&encode_network(&network(4000))).unwrap(), FromResolver::HostNetwork(network(4000)));
+    let message = encode_network(&network(20_000));
+    let FromResolver::Problem(problem) = decode(&message).unwrap() else { panic!("{}", message.len()) };
+    assert!(problem.contains("too many addresses"));
 }

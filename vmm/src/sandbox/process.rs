@@ -32,7 +32,8 @@ pub(super) fn harden() -> Result<()> {
     setrlimit(Resource::Core, none).map_err(refused("forbid core files"))
 }
 
-/// Makes a process of root, the calling thread's, one of a user without rights. It stays another user's.
+/// Makes a process of root, the calling thread's, one of a user without rights. It stays another user's, and
+/// root's where a user namespace lacks that user.
 pub(super) fn become_nobody() {
     /// The user `nobody` (`overflowuid` of the kernel).
     const NOBODY: libc::uid_t = 65534;
@@ -40,14 +41,11 @@ pub(super) fn become_nobody() {
         return;
     }
     // SAFETY: the calls take numbers; an empty list is not read.
-    let done = unsafe {
-        libc::setgroups(0, std::ptr::null()) == 0
-            && libc::setresgid(NOBODY, NOBODY, NOBODY) == 0
-            && libc::setresuid(NOBODY, NOBODY, NOBODY) == 0
-    };
-    if !done {
-        // A user namespace may lack that user.
-        log::debug!("the resolver stays root: {}", io::Error::last_os_error());
+    unsafe {
+        // A user namespace may refuse this one alone.
+        libc::setgroups(0, std::ptr::null());
+        libc::setresgid(NOBODY, NOBODY, NOBODY);
+        libc::setresuid(NOBODY, NOBODY, NOBODY);
     }
 }
 

@@ -222,6 +222,8 @@ impl Vm {
             for config in &networks {
                 if let Some(network) = platform.networks().get(&config.id) {
                     lock(network).obey(config, judge.as_ref(), self.machine.control().events());
+                    // It tells far sides of connections that have ended.
+                    platform.wake(&format!("net-{}", config.id));
                 }
             }
             Ok(())

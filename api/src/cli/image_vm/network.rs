@@ -41,9 +41,8 @@ pub(super) fn of(networks: &mut [NetConfig]) -> Result<Option<Network>, Failure>
 /// Closes the surroundings of the host, unless the user chose another policy or refuses any. The other side
 /// of a tap decides what the guest reaches.
 pub(super) fn close_surroundings(devices: &mut Devices, refuses_policy: bool) {
-    let is_routed =
-        |network: &NetConfig| matches!(network.backend, NetBackend::Passt { .. } | NetBackend::Nat {});
-    if !refuses_policy && !devices.networks.is_empty() && devices.networks.iter().all(is_routed) {
+    let mut backends = devices.networks.iter().map(|network| &network.backend);
+    if !refuses_policy && !devices.networks.is_empty() && backends.all(NetBackend::fixes_addresses) {
         devices.policy.get_or_insert_default();
     }
 }

@@ -9,6 +9,8 @@ use domain::rdata::AllRecordData;
 
 use super::question::Question;
 
+/// Most addresses that a guest gets: each one is pinned.
+const MOST_ADDRESSES: usize = 128;
 /// Most records that are looked at.
 const MOST_RECORDS: usize = 512;
 /// Bytes of the longest message over TCP.
@@ -69,6 +71,9 @@ pub(super) fn read(
         };
         if record.rtype() != question.kind || address.is_some_and(|address| !is_open(address)) {
             continue;
+        }
+        if addresses.len() == MOST_ADDRESSES {
+            break;
         }
         addresses.extend(address.map(|address| (address, ttl(record))));
         answer.push(with_ttl(record)).map_err(too_long)?;

@@ -11,7 +11,6 @@ use crate::frame::{Content, Frame, Malformed, Packet, Segment};
 use crate::hold::{Copied, FarStep, Step};
 use crate::judge::{Reason, Verdict};
 use crate::offload::Offload;
-use crate::policy::Ech;
 use crate::reply;
 
 /// The fate of a frame that was taken.
@@ -75,10 +74,7 @@ impl Filter {
 
     /// Judges the name of a connection. Returns the frames that pass.
     fn judge_hello(&mut self, ends: &Ends, hello: ClientHello) -> Result<Vec<Copied>, Reason> {
-        if hello.has_encrypted && self.judge.ech == Ech::Refuse {
-            return Err(Reason::Encrypted);
-        }
-        if let Verdict::Deny(reason) = self.judge.named(ends.far, hello.name.as_ref()) {
+        if let Verdict::Deny(reason) = self.judge.hello(ends.far, &hello) {
             return Err(reason);
         }
         match self.connections.route(ends) {
@@ -102,7 +98,7 @@ impl Filter {
         self.connections.remove(ends);
         let cause = Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason };
         let reset = reply::lone_reset((frame.source, frame.target), ends.guest, ends.far, sent_up_to);
-        let to_far = reset.into_iter().map(|frame| Copied { header: [0; 12], frame: frame.into() }).collect();
+        let to_far = reset.into_iter().map(Copied::made).collect();
         let Outcome::Stop(cause, to_guest) = self.denied(cause, frame, packet, &copied.frame) else {
             return Held::default();
         };

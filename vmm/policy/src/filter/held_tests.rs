@@ -409,6 +409,69 @@ fn copies_are_sent_again_as_often_as_a_guest_would() {
 }
 
 #[test]
+fn short_first_piece_arrives_before_others_leave() {
+    let message = hello("www.example.org");
+    let mut wire = Wire::open(ONLY);
+    wire.guest(START, "A", &message[..3]);
+    wire.guest(at(3), "A", &message[3..]);
+    let again = |wire: &mut Wire| {
+        wire.now += Duration::from_millis(200);
+        wire.guest(at(3), "A", &message[3..]);
+    };
+    again(&mut wire);
+    assert_eq!(wire.far, [(START, message[..3].to_vec())], "the far side may not have it");
+    assert_eq!(wire.server(SERVER, at(3), "A", b""), Outcome::Pass);
+    again(&mut wire);
+    assert_eq!(wire.stream(), message);
+}
+
+#[test]
+fn sent_messages_and_dead_connections_keep_no_room_for_long() {
+    let message = hello("www.example.org");
+    // More than the message comes with it, and the far side never speaks.
+    let mut wire = Wire::open(r#"{"deny":["*.ads.test"]}"#);
+    wire.guest(START, "A", &[&message[..], &[7; 50_000]].concat());
+    assert_eq!(wire.stream().len(), message.len() + 50_000);
+    let ends = Ends { protocol: Protocol::Tcp, guest: (OWN.into(), 4000), far: (FAR.into(), 443) };
+    let kept = |wire: &mut Wire| match wire.filter.connections.route(&ends) {
+        Some(Route::Held(hold)) => hold.kept_bytes(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(kept(&mut wire), 0, "the copies alone are kept");
+    let held_after = |wire: &mut Wire, wait: Duration| {
+        wire.filter.connections.end_late_holds(wire.now + wait);
+        wire.filter.held()
+    };
+    let mut wire = Wire::open(ONLY);
+    wire.guest(START, "A", &message);
+    assert!(held_after(&mut wire, Duration::from_secs(28)) > 0);
+    assert_eq!(held_after(&mut wire, Duration::from_secs(30)), 0, "the far side never acknowledges");
+    let mut wire = Wire::open(ONLY);
+    wire.guest(START, "A", &message);
+    wire.guest(at(message.len()), "R", b"");
+    assert_eq!(held_after(&mut wire, Duration::ZERO), 0, "the guest gives up");
+}
+
+#[test]
+fn connection_that_encrypts_its_name_ends_with_a_policy_that_refuses_that() {
+    let encrypted = records(&message_of(&[sni("a.example.org"), extension(0xfe0d, &[0; 90])]), 1 << 14);
+    for is_acknowledged in [false, true] {
+        let mut wire = Wire::open(ONLY);
+        wire.guest(START, "A", &encrypted);
+        if is_acknowledged {
+            assert_eq!(wire.server(SERVER, at(encrypted.len()), "A", HELLO), Outcome::Pass);
+        }
+        let change = |wire: &mut Wire, policy: &str| {
+            let judge = Judge::new(&serde_json::from_str(policy).unwrap(), []).unwrap();
+            wire.filter.change(Arc::new(judge), wire.now);
+            wire.filter.connections()
+        };
+        assert_eq!(change(&mut wire, ONLY), 1);
+        assert_eq!(change(&mut wire, HIDDEN), 0);
+    }
+}
+
+#[test]
 fn connection_that_asks_for_nothing_ends_in_peace() {
     let mut wire = Wire::open(ONLY);
     wire.guest(START, "AF", b"");

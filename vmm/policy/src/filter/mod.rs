@@ -154,17 +154,17 @@ impl Filter {
     pub fn change(&mut self, judge: Arc<Judge>, now: Instant) -> Vec<((IpAddr, u16), (IpAddr, u16))> {
         self.judge = judge;
         let Self { judge, connections, pins, .. } = self;
-        let ended = connections.retain(|ends, route, name| {
+        let ended = connections.retain(|ends, route, judged| {
             // A pin holds as long as its connection.
             let names = pins.names(ends.far.0, now, || true);
             match (judge.gate(ends.protocol, ends.far, &names), route) {
                 (Gate::Open, _) => true,
                 // Whichever name it began with is known, or is judged by the new rules.
                 (Gate::Named, Route::Direct) => {
-                    name.is_some_and(|name| judge.named(ends.far, name).is_allow())
+                    judged.is_some_and(|hello| judge.hello(ends.far, hello).is_allow())
                 }
                 (Gate::Named, Route::Held(hold)) => {
-                    hold.judged().is_none_or(|name| judge.named(ends.far, name).is_allow())
+                    hold.judged().is_none_or(|hello| judge.hello(ends.far, hello).is_allow())
                 }
                 // The relay knows the hosts.
                 (Gate::Named, Route::Relayed) => true,
@@ -294,7 +294,8 @@ impl Filter {
         }
     }
 
-    /// Judges a frame for the guest, as [`Self::outgoing`].
+    /// Judges a frame for the guest, of `len` bytes. `head` has all of it, or at least the first
+    /// [`crate::HEAD`]: without the rest, data for a held connection is dropped.
     pub fn incoming(&mut self, head: &[u8], len: usize, now: Instant) -> Outcome {
         let frame = match Frame::parse(head, len) {
             Ok(frame) => frame,

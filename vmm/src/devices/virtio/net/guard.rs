@@ -22,15 +22,15 @@ use volt_policy::{
     RequestHead, SavedConnection, SavedPin, Taken, Verdict, reset_for,
 };
 
-use super::NextTurn;
 use super::denials::Denials;
 use super::name_streams::NameStreams;
 use super::names::{Asker, Names, News};
 use super::relay::end::{Endpoint, TcpChecksum};
 use super::relay::{RelayCounts, Relays};
+use super::{DEFAULT_MTU, NextTurn, SHORTEST_DELAY};
 use crate::config::devices::{NetBackend, NetConfig};
 use crate::config::network::Mac;
-use crate::config::user_network;
+use crate::config::user_network::{self, LONGEST_PACKET};
 use crate::counters::policy::{PolicyEvent, PolicyMetrics};
 use crate::error::report;
 use crate::events::Events;
@@ -44,12 +44,8 @@ const MOST_PINS: usize = 1024;
 
 /// Least time between two looks at the network of the host, where the first one failed.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
-/// MTU of an interface that tells its guest none, and of one behind passt.
-const DEFAULT_MTU: u16 = 1500;
-const PASST_MTU: u16 = 65_520;
+/// Least MTU of IPv6 (RFC 8200, section 5).
 const LEAST_OF_V6: u16 = 1280;
-/// Shortest delay before work that needs no frame.
-const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 
 /// See the module.
 #[derive(Debug)]
@@ -102,11 +98,11 @@ impl Guard {
         let now = Instant::now();
         for (guest, far) in self.filter.change(judge, now) {
             let reset = self.relays.end(guest, far, now);
-            self.unsent.extend(reset.map(own_frame));
+            self.unsent.extend(reset.map(Copied::made));
         }
         let Self { relays, filter, denials, .. } = self;
         let resets = relays.end_denied(now, &mut judge_request(filter.judge(), denials));
-        self.unsent.extend(resets.into_iter().map(own_frame));
+        self.unsent.extend(resets.into_iter().map(Copied::made));
         self.forget_ended();
     }
 
@@ -132,7 +128,7 @@ impl Guard {
         let mut to_far: Vec<_> = self.filter.resets_to_far().collect();
         to_far.extend(self.relays.end_far_sides(Instant::now()));
         self.begin_anew(mac);
-        self.unsent.extend(to_far.into_iter().map(own_frame));
+        self.unsent.extend(to_far.into_iter().map(Copied::made));
         let saved = &saved[..saved.len().min(MOST_CONNECTIONS)];
         self.answers.extend(router.iter().flat_map(|router| self.filter.resets_to_guest(saved, *router)));
     }
@@ -254,7 +250,7 @@ impl Guard {
         let checksum = checksum(offload.checksum.is_some());
         let Self { relays, filter, denials, .. } = self;
         let judge = &mut judge_request(filter.judge(), denials);
-        relays.open(frame, checksum, now) || relays.receive_from_guest(frame, checksum, now, judge)
+        relays.receive_from_guest(frame, checksum, now, judge)
     }
 
     fn take_question(&mut self, frame: &[u8], offload: Offload, now: Instant) {
@@ -374,7 +370,7 @@ impl Guard {
     pub fn next_unsent(&mut self) -> Option<&Copied> {
         if self.unsent.is_empty() {
             let frame = self.relays.next_to_far();
-            self.unsent.extend(frame.map(own_frame));
+            self.unsent.extend(frame.map(Copied::made));
         }
         self.unsent.front()
     }
@@ -451,18 +447,14 @@ fn host_of_request(judge: &Judge, head: &RequestHead, far: Endpoint) -> Result<(
     }
 }
 
-/// A frame that the device has made.
-fn own_frame(frame: Vec<u8>) -> Copied {
-    Copied { header: [0; 12], frame: frame.into() }
-}
-
 fn checksum(is_trusted: bool) -> TcpChecksum {
     if is_trusted { TcpChecksum::Trusted } else { TcpChecksum::Verified }
 }
 
 /// Bytes of the longest packet of an interface.
 fn mtu(config: &NetConfig) -> u16 {
-    let default = if matches!(config.backend, NetBackend::Passt { .. }) { PASST_MTU } else { DEFAULT_MTU };
+    let default =
+        if matches!(config.backend, NetBackend::Passt { .. }) { LONGEST_PACKET } else { DEFAULT_MTU };
     config.mtu.unwrap_or(default)
 }
 
@@ -480,7 +472,7 @@ fn far_mtu(config: &NetConfig) -> u16 {
 fn interface(config: &NetConfig, mac: Mac) -> Interface {
     let (addresses, forwarded) = (config.addresses.clone(), Vec::new());
     let mut interface = Interface { mac, addresses, is_routed: false, forwarded };
-    if matches!(config.backend, NetBackend::Passt { .. } | NetBackend::Nat {}) {
+    if config.backend.fixes_addresses() {
         interface.addresses = user_network::guest_addresses();
         interface.is_routed = true;
     }

@@ -13,18 +13,16 @@ use std::time::{Duration, Instant};
 
 use volt_policy::{Answered, Datagram, Judge, reset_for};
 
-use super::NextTurn;
 use super::denials::Denials;
 use super::link_answers::{self, Link, LinkRequest};
 use super::name_streams::NameStreams;
 use super::names::{Asker, Names, News};
 use super::relay::end::TcpChecksum;
+use super::{NextTurn, SHORTEST_DELAY};
 use crate::counters::policy::PolicyMetrics;
 
 /// Most answers that wait for buffers of the guest.
 const MOST_ANSWERS: usize = 64;
-/// Shortest delay before work that needs no frame.
-const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 /// Time between advertisements of the router, a third of that for which guests believe one.
 const BETWEEN_ADVERTISEMENTS: Duration = Duration::from_secs(6 * 60 * 60);
 /// Tells the numbers of these resolvers from those of a guard's.

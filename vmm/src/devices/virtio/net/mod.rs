@@ -19,7 +19,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ use volt_policy::{Judge, Policy, SavedConnection, SavedPin};
 
 use super::watch::Watch;
 use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
-use crate::config::devices::{NetBackend, NetConfig, RateLimit, check_policy};
+use crate::config::devices::{NetBackend, NetConfig, RateLimit};
 use crate::config::metadata::MetadataConfig;
 use crate::config::network::Mac;
 use crate::counters::device::{DeviceOperations, OperationKind};
@@ -92,6 +92,10 @@ mod feature {
 const LINK_UP: u16 = 1;
 /// Bytes of the shortest frame: an Ethernet header.
 const MIN_FRAME: usize = 14;
+/// MTU of an interface that tells its guest none.
+const DEFAULT_MTU: u16 = 1500;
+/// Shortest delay before work that needs no frame.
+const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 /// Frames per turn and direction at most.
 const MAX_FRAMES_PER_TURN: usize = 256;
 /// Operations as the counters name them, with the numbers of their queues.
@@ -186,11 +190,10 @@ pub(crate) fn judge_of_start(policy: &Policy) -> Result<Arc<Judge>> {
 /// # Errors
 /// The policy is refused, or the network of this host cannot be read.
 pub(crate) fn judge(policy: &Policy) -> Result<Arc<Judge>> {
-    check_policy(policy)?;
+    let judge = judge_of_start(policy)?;
     let network = paths::host_network()
         .map_err(|source| Error::host("read the network of this host, which a policy closes", source))?;
-    let judge = Judge::new(policy, []).map(|judge| Arc::new(judge.with_host(&network)));
-    judge.map_err(|problem| Error::config("policy", problem.to_string()))
+    Ok(Arc::new(judge.with_host(&network)))
 }
 
 impl Net {

@@ -76,11 +76,18 @@ impl NameStreams {
             at.map(|at| self.streams.swap_remove(at));
             at = self.open(&segment, now);
         }
-        let stream = at.map(|at| &mut self.streams[at])?;
+        let at = at?;
+        let stream = &mut self.streams[at];
         // Verified above.
         stream.end.receive(segment.packet, TcpChecksum::Trusted, now);
+        // Its acknowledgements make room, and an end is answered by one.
+        stream.send(now);
+        let number = stream.number;
         let questions = stream.questions(now);
-        Some(questions.into_iter().map(|question| (stream.number, question)).collect())
+        if stream.is_done() {
+            self.streams.swap_remove(at);
+        }
+        Some(questions.into_iter().map(|question| (number, question)).collect())
     }
 
     /// Begins a connection. Returns its place.
@@ -125,17 +132,22 @@ impl NameStreams {
             stream.send(now);
             questions.extend(stream.questions(now).into_iter().map(|question| (stream.number, question)));
         }
-        self.streams.retain(|stream| !stream.is_done(now));
+        self.streams.retain(|stream| !stream.is_done());
         questions
     }
 
     /// The next frame to the guest.
     pub fn next_frame(&mut self) -> Option<Vec<u8>> {
-        self.streams.iter_mut().find_map(|stream| {
-            let packet = stream.end.next_packet()?;
-            let (guest, router) = stream.macs;
-            Some(frame_of(&packet, (router, guest), stream.guest.0))
-        })
+        let next = |stream: &mut Stream| stream.end.next_packet();
+        let (at, packet) =
+            self.streams.iter_mut().enumerate().find_map(|(at, stream)| Some((at, next(stream)?)))?;
+        let stream = &self.streams[at];
+        let (guest, router) = stream.macs;
+        let frame = frame_of(&packet, (router, guest), stream.guest.0);
+        if stream.is_done() {
+            self.streams.swap_remove(at);
+        }
+        Some(frame)
     }
 
     /// Whether a frame waits for the guest.
@@ -146,10 +158,11 @@ impl NameStreams {
     /// When [`NameStreams::work`] has something to do without a frame.
     pub fn next_work(&mut self, now: Instant) -> Option<Instant> {
         let of_stream = |stream: &mut Stream| {
-            let due = stream.end.next_work(now);
-            due.map_or(stream.until, |due| due.min(stream.until))
+            // One that is over waits for the guest to take its last frames.
+            let until = (!stream.end.is_over()).then_some(stream.until);
+            until.into_iter().chain(stream.end.next_work(now)).min()
         };
-        self.streams.iter_mut().map(of_stream).min()
+        self.streams.iter_mut().filter_map(of_stream).min()
     }
 }
 
@@ -199,8 +212,8 @@ impl Stream {
     }
 
     /// Whether nothing is left of it to send.
-    fn is_done(&self, now: Instant) -> bool {
-        (self.end.is_over() || now >= self.until) && !self.end.has_waiting()
+    fn is_done(&self) -> bool {
+        self.end.is_over() && !self.end.has_waiting()
     }
 }
 
@@ -244,7 +257,10 @@ mod tests {
                     self.questions.extend(questions.unwrap_or_default());
                     is_idle = false;
                 }
-                self.questions.extend(self.streams.work(self.now));
+                // As the device does: at its time alone.
+                if self.streams.next_work(self.now).is_some_and(|next| next <= self.now) {
+                    self.questions.extend(self.streams.work(self.now));
+                }
                 while let Some(frame) = self.streams.next_frame() {
                     let segment = TcpFrame::parse(&frame).unwrap();
                     assert_eq!(segment.macs, (MACS.1, MACS.0));
@@ -299,6 +315,30 @@ mod tests {
         assert!(pair.guest.is_over());
         pair.exchange();
         assert_eq!(pair.streams.streams.len(), 0);
+    }
+
+    #[test]
+    fn connection_ends_when_the_guest_ends_it_after_its_answers() {
+        let mut pair = Pair::new();
+        pair.ask(b"one");
+        pair.streams.answer(pair.questions[0].0, b"early", pair.now);
+        pair.exchange();
+        pair.now += Duration::from_secs(2);
+        pair.guest.socket_mut().close();
+        pair.exchange();
+        assert!(pair.guest.is_over() && !pair.guest.is_reset());
+        assert_eq!(pair.streams.streams.len(), 0);
+    }
+
+    #[test]
+    fn guest_that_takes_no_frames_causes_no_work() {
+        let mut pair = Pair::new();
+        pair.now += IDLE;
+        pair.streams.work(pair.now);
+        assert!(pair.streams.has_waiting(), "a reset waits for the guest");
+        assert_eq!(pair.streams.next_work(pair.now), None);
+        pair.exchange();
+        assert!(pair.guest.is_reset() && pair.streams.streams.is_empty());
     }
 
     #[test]

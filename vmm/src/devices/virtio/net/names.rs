@@ -166,10 +166,11 @@ impl Names {
         let mut bytes = vec![0; resolver::LONGEST_MESSAGE];
         for _ in 0..MOST_MESSAGES {
             let Some(socket) = &self.resolver else { break };
-            let len = match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+            let len = match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => continue,
-                Ok((_, len)) if len > 0 => len.min(bytes.len()),
+                Ok((_, len)) if len > bytes.len() => continue, // longer than any message of a resolver
+                Ok((_, len)) if len > 0 => len,
                 Ok(_) | Err(_) => {
                     self.end(judge, &mut news);
                     break;
@@ -177,6 +178,9 @@ impl Names {
             };
             match resolver::decode(&bytes[..len]) {
                 Ok(FromResolver::HostNetwork(network)) => news.push(News::HostNetwork(network)),
+                Ok(FromResolver::Problem(problem)) => {
+                    self.log.warn(format_args!("{}: {problem}", self.device));
+                }
                 Ok(FromResolver::Answer(number, message)) => {
                     let answered = self.desk.answered(number, message, judge);
                     if let Some(Answered { name, problem: Some(problem), .. }) = &answered {

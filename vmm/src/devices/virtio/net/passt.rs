@@ -6,6 +6,7 @@
 //! ```
 
 use std::io::{self, ErrorKind, PipeReader, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -187,7 +188,9 @@ impl Backend for Passt {
     }
 
     fn restart(&mut self, mac: Mac) -> Option<Result<()>> {
-        // A confined thread ends no process. One that hangs ends with its socket.
+        // A confined thread ends no process. One that hangs, or was out of step, ends with its socket, and
+        // gives its ports back. It may be late: then the next restart gets them.
+        let _ = self.socket.shutdown(Shutdown::Both);
         let _ = self.child.try_wait();
         Some(self.replace(mac))
     }
@@ -242,7 +245,7 @@ fn connected(options: &Options) -> Result<(Process, UnixStream, PipeReader)> {
     let (socket, child_socket) = UnixStream::pair().map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     let (stderr_pipe, child_stderr) = io::pipe().map_err(failed)?;
-    // Neither side may block: the pipe is read only after passt has ended.
+    // Both ends are non-blocking: the pipe is read only after passt has ended.
     for end in [stderr_pipe.as_fd(), child_stderr.as_fd()] {
         rustix::io::ioctl_fionbio(end, true).map_err(|source| failed(source.into()))?;
     }

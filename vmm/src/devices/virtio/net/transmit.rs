@@ -154,9 +154,7 @@ impl Transmitter {
         io.counters.waits(QUEUE, self.blocked);
         Ok(gone.map_or_else(|| next.into(), TurnEnd::Gone))
     }
-}
 
-impl Transmitter {
     /// Sends the frames that a guard has copied or made. Returns the end of the turn if the backend takes no
     /// more.
     pub fn send_copies(
@@ -169,7 +167,6 @@ impl Transmitter {
         let guard = guard?;
         while let Some(Copied { header, frame }) = guard.next_unsent() {
             let (mut header, mut bytes) = (*header, frame.to_vec());
-            let len = bytes.len() as u64;
             let mut pieces = Pieces::default();
             pieces.push_own(&mut header);
             pieces.push_own(&mut bytes);
@@ -182,8 +179,8 @@ impl Transmitter {
                 }
                 Err(error) if backend::is_gone(&error) => return Some(TurnEnd::Gone(error)),
                 Err(_) => self.dropped += 1,
-                // A debt: the frames of the guest that come next wait.
-                Ok(()) => self.limiter.spend(len),
+                // The rate limit has counted the guest's frame that it comes from.
+                Ok(()) => {}
             }
             guard.sent();
         }

@@ -9,11 +9,11 @@
 //! All that the guest sends may be hostile: connections, bytes and time of each are bounded. Connections end
 //! with a restore, and the guest is told when it uses one.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::NextTurn;
+use super::{DEFAULT_MTU, NextTurn, SHORTEST_DELAY};
 use crate::config::metadata::MetadataConfig;
 use crate::counters::metadata::MetadataMetrics;
 
@@ -30,11 +30,6 @@ mod tests;
 use request::Request;
 use response::{Response, Status};
 use stack::Stack;
-
-/// MTU of an interface that tells its guest none.
-const DEFAULT_MTU: u16 = 1500;
-/// Shortest delay before work that needs no frame of the guest.
-const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 
 /// The service of one interface.
 #[derive(Debug)]

@@ -221,7 +221,6 @@ impl RelayedConnection {
             return self.give_up();
         };
         self.far.socket_mut().set_timeout(None);
-        near.socket_mut().set_timeout(Some(OPENING.into()));
         // Its checksum was verified when it came.
         near.receive(frame.packet, TcpChecksum::Trusted, now);
         self.moved = now;
@@ -258,10 +257,14 @@ impl RelayedConnection {
             return;
         }
         if matches!(near.socket().state(), State::Listen | State::SynReceived) {
-            // smoltcp 0.14 takes the answer to its SYN for one to its FIN if it is closed here.
+            // smoltcp 0.14 takes the answer to its SYN for one to its FIN if it is closed here. It may not
+            // have taken the guest's SYN at all.
+            if now >= self.moved + OPENING {
+                near.socket_mut().abort();
+                self.far.socket_mut().abort();
+            }
             return;
         }
-        near.socket_mut().set_timeout(None);
         let moved = move_bytes(near, &mut self.far, &mut self.requests, self.ends.far, now, judge);
         match moved {
             Ok((is_request, is_response)) => {
@@ -319,8 +322,7 @@ impl RelayedConnection {
             return self.ending;
         }
         let patience = match near.socket().state() {
-            // The timeout of the socket ends it.
-            State::Listen | State::SynReceived => return None,
+            State::Listen | State::SynReceived => return Some(self.moved + OPENING),
             State::Established | State::CloseWait if self.requests.is_opaque() => IDLE_OPAQUE,
             State::Established | State::CloseWait => IDLE,
             _ if near.socket().send_queue() > 0 => IDLE,

@@ -7,16 +7,17 @@
 //!                                                                               backend
 //! ```
 //!
-//! The owner gives a frame of the guest to [`Relays::open`] if it has a SYN, else to
-//! [`Relays::receive_from_guest`], calls [`Relays::work`] when it is time, and then takes all frames out.
+//! The owner gives it the frames of both sides, calls [`Relays::work`] when it is time, and then takes all
+//! frames out.
 //!
 //! All that the guest and the far side send may be hostile: connections, bytes and time of each are bounded.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use volt_policy::reset_for;
 
+use super::SHORTEST_DELAY;
 use super::metadata::seed;
 
 mod answer;
@@ -41,8 +42,6 @@ use requests::HostJudge;
 const MOST_CONNECTIONS: usize = 64;
 /// Most resets that wait for the guest.
 const MOST_RESETS: usize = 64;
-/// Shortest delay before work that needs no frame.
-const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 
 /// All relayed connections of one interface.
 #[derive(Debug)]
@@ -85,19 +84,18 @@ impl Relays {
     }
 
     /// Begins a connection with a frame of the guest that has a SYN, or takes one that the guest sends again.
-    /// Returns false if the frame has no SYN. The guest gets a reset if there is no room.
-    pub fn open(&mut self, frame: &[u8], checksum: TcpChecksum, now: Instant) -> bool {
-        let Some(syn) = TcpFrame::parse(frame).filter(TcpFrame::opens) else { return false };
+    /// The guest gets a reset if there is no room.
+    fn open(&mut self, frame: &[u8], syn: &TcpFrame<'_>, checksum: TcpChecksum, now: Instant) {
         if !is_whole_segment(syn.packet, checksum) {
-            return true;
+            return;
         }
         match self.position(syn.source, syn.target) {
             Some(at) if self.connections[at].is_over() => {
                 self.connections.swap_remove(at);
             }
             Some(at) => {
-                self.connections[at].receive_from_guest(frame, &syn, TcpChecksum::Trusted, now);
-                return true;
+                self.connections[at].receive_from_guest(frame, syn, TcpChecksum::Trusted, now);
+                return;
             }
             None => {}
         }
@@ -108,7 +106,7 @@ impl Relays {
             self.connections.swap_remove(over);
         }
         let connection = match self.connections.len() {
-            0..MOST_CONNECTIONS => RelayedConnection::new(frame, &syn, (self.mtu, self.far_mtu), seed(), now),
+            0..MOST_CONNECTIONS => RelayedConnection::new(frame, syn, (self.mtu, self.far_mtu), seed(), now),
             _ => {
                 self.counts.refused += 1;
                 None
@@ -121,10 +119,10 @@ impl Relays {
             }
             None => self.reset_guest(reset_for(frame)),
         }
-        true
     }
 
-    /// Takes a frame of the guest. Returns whether it is of a connection of the relay.
+    /// Takes a frame of the guest, which begins a connection if it has a SYN. Returns whether it is of a
+    /// connection of the relay.
     pub fn receive_from_guest(
         &mut self,
         frame: &[u8],
@@ -133,6 +131,10 @@ impl Relays {
         judge: &mut HostJudge<'_>,
     ) -> bool {
         let Some(segment) = TcpFrame::parse(frame) else { return false };
+        if segment.opens() {
+            self.open(frame, &segment, checksum, now);
+            return true;
+        }
         let Some(at) = self.position(segment.source, segment.target) else { return false };
         self.connections[at].receive_from_guest(frame, &segment, checksum, now);
         self.work_on(at, now, judge);

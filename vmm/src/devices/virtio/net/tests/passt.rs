@@ -148,6 +148,19 @@ fn passt_that_was_killed_is_started_again() {
 }
 
 #[test]
+fn passt_that_lives_gives_its_ports_to_the_next_one() {
+    if !has_passt() {
+        return;
+    }
+    let options = Options { forward: vec![(free_port(), 80)], ..Options::default() };
+    let mut passt = Passt::start(&options, [2; 6]).unwrap();
+    let first = passt.id();
+    // It ends a moment after its socket does.
+    wait_until("another one has the port", || matches!(passt.restart([2; 6]), Some(Ok(()))));
+    assert_ne!(passt.id(), first);
+}
+
+#[test]
 fn ports_that_cannot_be_forwarded_are_refused() {
     let refused =
         |forward: Vec<_>| Net::open(&config(NetBackend::Passt { forward })).unwrap_err().to_string();

@@ -207,7 +207,7 @@ fn damaged_segments_are_dropped_if_their_checksum_counts() {
     for (checksum, is_known) in [(TcpChecksum::Verified, false), (TcpChecksum::Trusted, true)] {
         let mut frame = frame_of(&packet, (GUEST_MAC, ROUTER_MAC), ends.0.0);
         frame[14 + 40 + 16] ^= 1;
-        assert!(bench.relays.open(&frame, checksum, bench.now));
+        assert!(bench.give(&frame, checksum));
         assert_eq!(bench.is_known(), is_known, "{checksum:?}");
     }
     let sizes = BufferSizes { receive: 100, send: 100 };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use smoltcp::socket::tcp::State;
 use smoltcp::wire::{Ipv4Packet, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber};
 
+use super::super::connection::OPENING;
 use super::super::end::{BufferSizes, TcpChecksum, TcpEnd};
 use super::super::frame::{TcpFrame, frame_of};
 use super::super::{MOST_CONNECTIONS, MOST_RESETS};
@@ -40,6 +41,23 @@ fn connection_beyond_the_most_is_reset() {
     let mut ports: Vec<_> = ports.map(|frame| TcpFrame::parse(&frame).unwrap().source.1).collect();
     ports.sort_unstable();
     assert_eq!(ports, (1..=MOST_CONNECTIONS as u16).collect::<Vec<_>>(), "one SYN of each");
+}
+
+#[test]
+fn guest_s_syn_that_the_stack_does_not_take_holds_no_place() {
+    let mut bench = Bench::new(V4);
+    let mut frame = syn(&bench, 4000);
+    // An option whose length the stack refuses, in place of the others.
+    let options = 14 + 20 + 20;
+    frame[options..].fill(1);
+    frame[options..options + 4].copy_from_slice(&[2, 3, 0, 1]);
+    assert!(bench.give(&frame, TcpChecksum::Trusted));
+    bench.settle_without_guest();
+    assert_eq!((bench.server.state(), bench.is_known()), (State::Established, true));
+    bench.now += OPENING;
+    assert!(bench.relays.next_work(bench.now).is_some());
+    bench.settle_without_guest();
+    assert!(bench.server.end.is_reset() && !bench.is_known());
 }
 
 #[test]
@@ -129,7 +147,7 @@ fn addresses_of_no_host_make_no_end() {
     let sum: u32 = frame[14..34].chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
     let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
     frame[14 + 10..14 + 12].copy_from_slice(&sum.to_be_bytes());
-    assert!(bench.relays.open(&frame, TcpChecksum::Trusted, bench.now));
+    assert!(bench.give(&frame, TcpChecksum::Trusted));
     assert!(bench.relays.next_to_guest().is_some() && bench.relays.next_to_far().is_none());
 }
 
