@@ -1,7 +1,7 @@
 //! Fuzzes the filter of a network policy with frames of a guest and of its far side.
 //!
-//! Whatever comes: the streams of connections whose name is judged begin with a whole first message that has an
-//! allowed name, or with a short piece of one.
+//! Whatever comes: the streams of connections whose name is judged begin with a whole first message that has
+//! an allowed name, or with a short piece of one.
 #![no_main]
 
 use std::collections::{BTreeMap, HashMap};
@@ -77,7 +77,7 @@ struct Wire {
     now: Instant,
     /// The policy from the start on, if it denies all but names and a network.
     is_strict: bool,
-    /// What the far sides got, by the guest's end and their address.
+    /// The streams that far sides got, by the guest's end and their address.
     streams: HashMap<(IpAddr, u16, IpAddr), Stream>,
 }
 
