@@ -148,10 +148,11 @@ pub fn stock_kernel() -> Option<String> {
     lacks_linux().or_else(|| file("VOLT_STOCK_KERNEL"))
 }
 
-/// Process 1 of VMs that run an image, and busybox as the content of images.
+/// Process 1 of VMs that run an image, busybox as the content of images, and passt, the network of such VMs
+/// where none is chosen.
 #[must_use]
 pub fn agent() -> Option<String> {
-    file("VOLT_AGENT_INITRD").or_else(|| program("busybox", "--help"))
+    file("VOLT_AGENT_INITRD").or_else(|| program("busybox", "--help")).or_else(passt)
 }
 
 /// A directory with a Python and its files, for guests.

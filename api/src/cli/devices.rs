@@ -95,7 +95,7 @@ pub(super) struct DeviceArgs {
     /// [,mtu=BYTES][,address=NETWORK][,offload=on|off][,receive=LIMIT][,receive-ops=LIMIT]
     /// [,transmit=LIMIT][,transmit-ops=LIMIT], and with user [,forward=HOSTPORT:GUESTPORT] (TCP, from
     /// 127.0.0.1; repeatable). The VM of an image has its addresses at once with user or nat, and configures
-    /// a tap itself. LIMIT is as for --disk. Repeatable [default: none]
+    /// a tap itself. LIMIT is as for --disk. Repeatable [default: none, and user for an image]
     #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
     networks: Vec<NetArg>,
 
@@ -143,6 +143,11 @@ impl DeviceArgs {
     /// Whether the guest shall have no policy.
     pub(super) fn refuses_policy(&self) -> bool {
         self.policy.refuses_any()
+    }
+
+    /// Whether an interface is given, or `none`.
+    pub(super) fn chooses_network(&self) -> bool {
+        !self.networks.is_empty()
     }
 
     /// Whether a disk is given.

@@ -122,6 +122,11 @@ impl Run {
         self.devices.refuses_policy()
     }
 
+    /// Whether the user chose interfaces on the command line, or none.
+    pub(super) fn chooses_network(&self) -> bool {
+        self.devices.chooses_network()
+    }
+
     /// The file that says what boots.
     fn origin(&self) -> Origin {
         let file = self.config_file.as_ref().map(|file| file.display().to_string());

@@ -44,7 +44,7 @@ fn stock_kernel_runs_an_image_with_modules_of_the_initramfs() {
 
 #[test]
 fn interface_of_a_module_is_configured_as_far_as_the_kernel_allows() {
-    needs!(stock_kernel, agent, network, passt);
+    needs!(stock_kernel, agent, network);
     let scratch = Scratch::new();
     let network = volt_tests::Network::with_a_way_out();
     let text = "busybox ip -o addr show dev eth0 scope global; busybox ip -6 route show default";

@@ -84,7 +84,7 @@ fn serve<'a>(
 
 #[test]
 fn guest_resolves_and_reaches_the_names_that_the_policy_allows_and_no_others() {
-    needs!(kvm, linux, agent, network, passt);
+    needs!(kvm, linux, agent, network);
     let net = Net::new();
     let (far, _cable) = net.network.beyond(&[&format!("{FAR}/24"), &format!("{OTHER}/24")]);
     let resolver = Resolver::new(&net.network);
@@ -136,7 +136,7 @@ fn guest_resolves_and_reaches_the_names_that_the_policy_allows_and_no_others() {
 
 #[test]
 fn every_request_of_http_is_judged_by_its_host() {
-    needs!(kvm, linux, agent, network, passt);
+    needs!(kvm, linux, agent, network);
     let net = Net::new();
     let (far, _cable) = net.network.beyond(&[&format!("{FAR}/24")]);
     let resolver = Resolver::new(&net.network);
@@ -191,7 +191,7 @@ fn answer_requests(listener: &TcpListener, has_ended: &AtomicBool) -> Vec<String
 
 #[test]
 fn connections_of_a_fork_s_child_are_reset_and_those_of_its_parent_go_on() {
-    needs!(kvm, linux, agent, network, passt);
+    needs!(kvm, linux, agent, network);
     let net = Net::new();
     let (far, _cable) = net.network.beyond(&[&format!("{FAR}/24")]);
     let listener = far.listen(&format!("{FAR}:90"));

@@ -1,12 +1,14 @@
-//! `run --net`: the network of VMs that run an image, by passt and by none.
+//! The network of VMs that run an image, by passt and by none.
 
 use std::fs;
 use std::io::{self, Read};
 use std::net::UdpSocket;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Scope, scope};
 
+use rustix::process::{Pid, Signal, kill_process};
 use volt_image::digest;
 use volt_tests::namespace::Namespace;
 use volt_tests::streams::{Limited, await_ready};
@@ -89,12 +91,34 @@ impl Net {
         Self { images, network: Network::with_a_way_out() }
     }
 
-    pub(super) fn run(&self, words: &[&str]) -> Outcome {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = self.images.command(words);
         self.network.namespace().apply(&mut command);
         let etc = self.images.names.scratch().path("etc");
         Namespace::replaced(Path::new("/etc"), &etc).apply(&mut command);
-        Outcome::of_command(&mut command)
+        command
+    }
+
+    pub(super) fn run(&self, words: &[&str]) -> Outcome {
+        Outcome::of_command(&mut self.command(words))
+    }
+
+    /// The passt of the only VM here.
+    fn passt(&self) -> Pid {
+        self.find_passt().expect("a passt in this network")
+    }
+
+    fn find_passt(&self) -> Option<Pid> {
+        let own = self.network.inside(|| fs::read_link("/proc/thread-self/ns/net")).unwrap();
+        let is_here = |process: &Path| {
+            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            name.starts_with("passt") && fs::read_link(process.join("ns/net")).is_ok_and(|found| found == own)
+        };
+        let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+        let found = processes
+            .filter(|process| is_here(process))
+            .find_map(|process| process.file_name()?.to_str()?.parse().ok());
+        Pid::from_raw(found?)
     }
 
     /// Runs a script as the main process of a new VM, with options.
@@ -130,7 +154,7 @@ pub(super) const SHOW: &str = "ip=busybox\\ ip
 
 #[test]
 fn vm_with_passt_reaches_hosts_and_resolves_names() {
-    needs!(kvm, linux, agent, network, passt);
+    needs!(kvm, linux, agent, network);
     let net = Net::new();
     let resolver = Resolver::new(&net.network);
     // DHCP and static addresses agree.
@@ -146,7 +170,8 @@ fn vm_with_passt_reaches_hosts_and_resolves_names() {
         let _ends = resolver.serve(scope);
         echo(scope, &net.network, "[2001:db8:1::1]:90", &[4]);
         echo(scope, &net.network, "203.0.113.1:90", &[5 << 20]);
-        net.script(&["--net", "user", "--no-policy"], &script)
+        // The network of images where none is chosen.
+        net.script(&["--no-policy"], &script)
     });
     outcome.succeeded();
     let sum = format!("{}  -", digest::of(&large()).digest());
@@ -173,7 +198,7 @@ fn vm_with_passt_reaches_hosts_and_resolves_names() {
 
 #[test]
 fn vms_at_once_have_equal_addresses_and_a_snapshot_goes_on_with_them() {
-    needs!(kvm, linux, agent, network, passt);
+    needs!(kvm, linux, agent, network);
     let net = Net::new();
     let resolver = Resolver::new(&net.network);
     // The file lets it begin.
@@ -205,14 +230,67 @@ fn vms_at_once_have_equal_addresses_and_a_snapshot_goes_on_with_them() {
 
 #[test]
 fn vm_without_a_network_has_only_localhost() {
-    needs!(kvm, linux, agent, network, passt);
+    needs!(kvm, linux, agent, network);
     let net = Net::new();
     let script =
         "ls /sys/class/net; cat /sys/class/net/lo/flags; [ -e /etc/resolv.conf ] || echo no resolver";
-    for options in [&[][..], &["--net", "none"]] {
-        let outcome = net.script(options, script);
-        assert_eq!(outcome.succeeded().stdout, "lo\n0x9\nno resolver\n", "{options:?}");
-    }
+    let outcome = net.script(&["--net", "none"], script);
+    assert_eq!(outcome.succeeded().stdout, "lo\n0x9\nno resolver\n");
     let outcome = net.script(&["--net", "none", "--net", "user"], "true");
     outcome.refused(&["none stands alone"]);
+}
+
+#[test]
+fn host_without_routes_or_passt_is_no_obstacle_and_told() {
+    needs!(kvm, linux, agent, network);
+    let net = Net { network: Network::new(), ..Net::new() };
+    let script = "cat /sys/class/net/eth0/mtu";
+    let outcome = net.script(&[], script);
+    assert_eq!((&*outcome.succeeded().stdout, &*outcome.stderr), ("65520\n", ""));
+    let outcome = net.script(&["--log-level", "info"], &format!("{script}; sleep 2"));
+    assert!(outcome.succeeded().stderr.contains("this host has no default route"), "{outcome:?}");
+    let mut command = net.command(&["run", "--rm", IMAGE, "true"]);
+    command.env("PATH", net.images.names.scratch().path("etc"));
+    Outcome::of_command(&mut command).refused(&["install it (Debian's package is passt)", "--net none"]);
+    net.images.are_empty();
+}
+
+#[test]
+fn passt_that_is_killed_or_stopped_comes_back_and_connections_end() {
+    needs!(kvm, linux, agent, network);
+    let net = Net::new();
+    let hold = format!(
+        "busybox mkfifo /held; {{ exec 9<>/held; busybox nc 203.0.113.1 90 <&9; echo ended; }} & {SEND}
+        while :; do sleep 1; done"
+    );
+    net.run(&["run", "-d", "--name", "web", "--allow", "203.0.113.1:90", IMAGE, "sh", "-c", &hold])
+        .succeeded();
+    let reach = |word: &str| {
+        let script = format!("rm -f /sent; {SEND}; echo {word} | send 203.0.113.1");
+        net.run(&["exec", "web", "sh", "-c", &script]).succeeded().stdout.clone()
+    };
+    let listener = net.network.listen("203.0.113.1:90");
+    await_ready("the guest connects", &listener);
+    let mut held = listener.accept().unwrap().0;
+    drop(listener);
+    let first = net.passt();
+    kill_process(first, Signal::KILL).unwrap();
+    wait_until("the guest's connection ends", || {
+        net.run(&["logs", "web"]).succeeded().stdout.contains("ended")
+    });
+    assert_eq!(held.read(&mut [0]).unwrap_or(0), 0, "passt's end is the far side's");
+    wait_until("another passt runs", || net.find_passt().is_some_and(|found| found != first));
+    scope(|scope| {
+        echo(scope, &net.network, "203.0.113.1:90", &[4, 6]);
+        assert_eq!(reach("one"), "one\n");
+        let second = net.passt();
+        kill_process(second, Signal::STOP).unwrap();
+        // The guest floods its network meanwhile, and lives.
+        let flood = "busybox timeout 2 busybox nc -u 203.0.113.1 90 </dev/zero; echo flooded";
+        assert_eq!(net.run(&["exec", "web", "sh", "-c", flood]).succeeded().stdout, "flooded\n");
+        kill_process(second, Signal::CONT).unwrap();
+        assert_eq!(reach("three"), "three\n");
+    });
+    net.images.names.ok("kill web");
+    wait_until("passt ends with its VM", || net.find_passt().is_none());
 }

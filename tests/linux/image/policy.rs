@@ -15,7 +15,7 @@ const CLOSED: &str = "closed() { busybox timeout 3 busybox nc $1 $2 </dev/null >
 
 #[test]
 fn guest_reaches_what_the_policy_allows_and_nothing_else() {
-    needs!(kvm, linux, agent, network, passt);
+    needs!(kvm, linux, agent, network);
     let net = Net::new();
     let script = format!(
         "{SEND}; {CLOSED}
@@ -46,7 +46,7 @@ fn guest_reaches_what_the_policy_allows_and_nothing_else() {
 
 #[test]
 fn surroundings_of_the_host_are_closed_and_denial_may_be_silent() {
-    needs!(kvm, linux, agent, network, passt);
+    needs!(kvm, linux, agent, network);
     let net = Net::new();
     // 203.0.113.1 is an address of the host: the wider network does not open it.
     let script = format!("{CLOSED}; closed 203.0.113.1 90; closed 192.0.2.1 90; closed 10.9.8.7 90");
@@ -60,7 +60,7 @@ fn surroundings_of_the_host_are_closed_and_denial_may_be_silent() {
 
 #[test]
 fn forward_leads_into_a_vm_that_may_reach_nothing_and_the_policy_changes_at_run_time() {
-    needs!(kvm, linux, agent, network, passt);
+    needs!(kvm, linux, agent, network);
     let net = Net::new();
     // The host speaks first, and the guest leaves the stream open: passt of 2023 ends no handshake without
     // data, and may lose the last bytes of a stream that ends at once.

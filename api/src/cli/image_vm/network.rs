@@ -10,6 +10,13 @@ use volt_vmm::config::user_network::{ETHERNET_PACKET, IPV4, IPV6, LONGEST_PACKET
 
 use crate::failure::Failure;
 
+/// Adds an interface with passt, if the configuration has none.
+pub(super) fn add_default(networks: &mut Vec<NetConfig>) {
+    if networks.is_empty() {
+        networks.push(NetConfig::new("eth0", NetBackend::Passt { forward: Vec::new() }));
+    }
+}
+
 /// Describes the first interface with passt or nat to process 1. Lets passt forward questions for
 /// names.
 ///
@@ -59,6 +66,15 @@ mod tests {
 
     fn passt(id: &str) -> NetConfig {
         NetConfig::new(id, NetBackend::Passt { forward: Vec::new() })
+    }
+
+    #[test]
+    fn image_without_a_network_gets_one_and_others_keep_theirs() {
+        let tap = NetConfig::new("eth0", NetBackend::Tap("tap0".to_owned()));
+        for (mut networks, expected) in [(vec![], vec![passt("eth0")]), (vec![tap.clone()], vec![tap])] {
+            add_default(&mut networks);
+            assert_eq!(networks, expected);
+        }
     }
 
     #[test]

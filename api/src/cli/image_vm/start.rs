@@ -69,8 +69,11 @@ impl ImageVm<'_> {
         };
         let own = of_image.disks.len();
         let mut network = None;
-        let refuses_policy = run.refuses_policy();
+        let (chooses_network, refuses_policy) = (run.chooses_network(), run.refuses_policy());
         let ready = run.ready(|config: &mut VmConfig| {
+            if !chooses_network {
+                network::add_default(&mut config.devices.networks);
+            }
             network = network::of(&mut config.devices.networks)?;
             network::close_surroundings(&mut config.devices, refuses_policy);
             add(&mut config.devices, of_image)

@@ -17,10 +17,11 @@
 //! exception is a received frame that waits for buffers of the guest: a clone does not get it, as it gets no
 //! later frame either.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use log::Level;
 use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
 use volt_policy::{Judge, Policy, SavedConnection, SavedPin};
@@ -346,9 +347,12 @@ impl Net {
             TurnEnd::At(time) => NextTurn::At(time),
             TurnEnd::Again => NextTurn::Again,
             TurnEnd::Gone(error) => {
-                self.log.warn(format_args!("{}: the link is down: {}", self.name, report(&error)));
+                let is_news = self.restarts.ended(Instant::now());
+                // A host that is connected to nothing is no fault: an image's VM runs there, too.
+                let is_fault = error.kind() != ErrorKind::NotConnected;
+                let level = if is_news && is_fault { Level::Warn } else { Level::Info };
+                self.log.log(level, format_args!("{}: the link is down: {}", self.name, report(&error)));
                 self.connected = false;
-                self.restarts.ended(Instant::now());
                 self.show_link(io);
                 // Frames that waited for room in the backend are dropped now.
                 NextTurn::Again
@@ -367,7 +371,7 @@ impl Net {
         match self.backend.restart(self.mac) {
             None => NextTurn::Wait,
             Some(Ok(())) => {
-                log::info!("{}: the link is up again", self.name);
+                self.log.log(Level::Info, format_args!("{}: the link is up again", self.name));
                 self.connected = true;
                 self.restarts.succeeded(Instant::now());
                 if let Some(guard) = &mut self.services.guard {

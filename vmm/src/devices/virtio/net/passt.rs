@@ -34,6 +34,8 @@ const NETMASK: &str = "--netmask";
 const PORTS: &str = "--tcp-ports";
 const MTU: &str = "--mtu";
 const DNS_FORWARD: &str = "--dns-forward";
+/// Its last words on a host that leads nowhere.
+const NO_ROUTE: &str = "External interface not usable";
 /// Bytes of the longest frame that passt accepts or sends.
 const MAX_FRAME: usize = 0xffff;
 /// Bytes of the length in front of each frame.
@@ -157,8 +159,12 @@ impl Passt {
         let len = self.stderr_pipe.read(&mut output).unwrap_or(0);
         let output = String::from_utf8_lossy(&output[..len]);
         let is_message = |line: &&str| !line.trim().is_empty() && !line.contains("syslog");
-        let last = output.lines().rfind(is_message).unwrap_or("it printed no message").to_owned();
-        io::Error::new(ErrorKind::BrokenPipe, format!("passt has ended: {last}"))
+        let last = output.lines().rfind(is_message).unwrap_or("it printed no message");
+        let (kind, reason) = match last {
+            NO_ROUTE => (ErrorKind::NotConnected, " (this host has no default route)"),
+            _ => (ErrorKind::BrokenPipe, ""),
+        };
+        io::Error::new(kind, format!("passt has ended: {last}{reason}"))
     }
 }
 
@@ -191,7 +197,7 @@ impl Backend for Passt {
         // A confined thread ends no process. One that hangs, or was out of step, ends with its socket, and
         // gives its ports back. It may be late: then the next restart gets them.
         let _ = self.socket.shutdown(Shutdown::Both);
-        let _ = self.child.try_wait();
+        self.child.reap();
         Some(self.replace(mac))
     }
 
@@ -251,7 +257,10 @@ fn connected(options: &Options) -> Result<(Process, UnixStream, PipeReader)> {
     }
     let child = spawn(options, child_socket.into(), child_stderr.into()).map_err(|source| {
         let missing = source.kind() == ErrorKind::NotFound;
-        let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
+        let advice = match missing {
+            true => ": install it (Debian's package is passt), or choose another network (--net none or nat)",
+            false => "",
+        };
         Error::host(format!("start passt{advice}"), source)
     })?;
     Ok((child, socket, stderr_pipe))

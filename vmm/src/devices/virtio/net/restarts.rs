@@ -21,12 +21,14 @@ pub(super) struct Restarts {
 }
 
 impl Restarts {
-    /// Notes that a backend has ended.
-    pub fn ended(&mut self, now: Instant) {
-        if self.succeeded.is_none_or(|succeeded| now - succeeded > LONG_LIFE) {
+    /// Notes that a backend has ended. Returns whether it is news: others before it have not ended as soon.
+    pub fn ended(&mut self, now: Instant) -> bool {
+        let is_news = self.succeeded.is_none_or(|succeeded| now - succeeded > LONG_LIFE);
+        if is_news {
             self.count = 0;
         }
         self.at = Some(now + self.delay());
+        is_news
     }
 
     /// Notes a restart. One that ends again soon waits longer for its next start.
@@ -56,16 +58,16 @@ mod tests {
         let start = Instant::now();
         let mut restarts = Restarts::default();
         let delay = |restarts: &Restarts, now: Instant| (restarts.at.unwrap() - now).as_secs();
-        restarts.ended(start);
+        assert!(restarts.ended(start));
         assert_eq!(delay(&restarts, start), 1);
         for expected in [2, 4, 8, 16, 32, 64, 64] {
             assert_eq!(restarts.failed(start).as_secs(), expected);
         }
         restarts.succeeded(start);
-        restarts.ended(start + LONG_LIFE);
+        assert!(!restarts.ended(start + LONG_LIFE));
         assert_eq!(delay(&restarts, start + LONG_LIFE), 64);
         let late = start + LONG_LIFE + RESTART;
-        restarts.ended(late);
+        assert!(restarts.ended(late));
         assert_eq!(delay(&restarts, late), 1);
     }
 }
