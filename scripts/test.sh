@@ -197,6 +197,8 @@ print(*{file for module in sys.modules.values() if (file := getattr(module, "__f
 make_systemd() {
     scripts/image.sh systemd:1 "$work/systemd.tar" systemd systemd-sysv dash coreutils util-linux procps
 }
+# Makes an image with clients of networks and their site, in $work/net-clients: for --full and the test itself.
+make_net_clients() { scripts/net-clients.sh "$work/net-clients"; }
 # Fails if the kernel cannot be fetched. Where there is none to fetch, all labs take the stable one, and that
 # counts as skipped.
 make_second_kernel() {
@@ -323,7 +325,7 @@ natively() {
     [ -z "$faults" ] || export VOLT_FAULTS=$faults
     VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
         VOLT_AGENT_INITRD=$(cat "$work/agent") VOLT_STOCK_MODULES=$work/modules VOLT_PYTHON=$work/python \
-        VOLT_SYSTEMD=$work/systemd.tar \
+        VOLT_SYSTEMD=$work/systemd.tar VOLT_NET_CLIENTS=$work/net-clients \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
         VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=$forks VOLT_FAULT_SEED=$fault_seed \
         VOLT_CLIENTS=$(cat "$work/clients-built" 2>/dev/null) \
@@ -457,6 +459,7 @@ one_lab() {
             --file "$(cat "$work/agent"):/lab/agent" --file "$work/modules:/lab/modules")
     [ ! -d "$work/python" ] || files+=(--file "$work/python:/lab/python")
     [ ! -e "$work/systemd.tar" ] || files+=(--file "$work/systemd.tar:/lab/systemd.tar")
+    [ ! -e "$work/net-clients" ] || files+=(--file "$work/net-clients:/lab/net-clients")
     for tool in mke2fs:e2fsprogs e2fsck:e2fsprogs dmsetup:dmsetup; do
         path=$(PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}") || {
             echo "${tool%:*} is missing: install the package ${tool#*:} (scripts/install-deps.sh does)"
@@ -480,7 +483,7 @@ one_lab() {
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
             [ -e "$VOLT_KERNEL" ] || VOLT_KERNEL=
             export VOLT_CLIENTS=/lab/clients VOLT_AGENT_INITRD=/lab/agent VOLT_STOCK_MODULES=/lab/modules
-            export VOLT_PYTHON=/lab/python VOLT_SYSTEMD=/lab/systemd.tar
+            export VOLT_PYTHON=/lab/python VOLT_SYSTEMD=/lab/systemd.tar VOLT_NET_CLIENTS=/lab/net-clients
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
             [ -z "$5" ] || export VOLT_PATIENCE=$5
             # Nothing may rely on the size of the pages that guest memory comes in.
@@ -629,13 +632,19 @@ run_matching() {
     if compgen -G "$work/chosen-*" >/dev/null; then
         get_debug_program
         [ ! -e "$work/chosen-linux" ] || stage "guest kernel and init" make_guest || give_up
-        if grep -qs systemd "$work/chosen-linux"; then stage "image with systemd" make_systemd || give_up; fi
+        make_large_images "$(cat "$work/chosen-linux" 2>/dev/null)"
         if [ -e "$work/chosen-clients" ] || grep -q go_sdk "$work"/chosen-*; then
             stage "clients of Firecracker" make_clients || give_up
         fi
         run_chosen
     fi
     summary
+}
+
+# make_large_images NAMES: those that cases of these names need.
+make_large_images() {
+    if [[ $1 == *systemd* ]]; then stage "image with systemd" make_systemd || give_up; fi
+    if [[ $1 == *net_clients* ]]; then stage "image of network clients" make_net_clients || give_up; fi
 }
 
 make_guest() { make_kernel && make_init && make_agent && make_stock_kernel && make_python; }
@@ -738,7 +747,7 @@ main() {
         stage "agent" make_agent || give_up
         stage "stock kernel" make_stock_kernel || give_up
         stage "Python of guests" make_python || give_up
-        if [ -n "$full" ]; then stage "image with systemd" make_systemd || give_up; fi
+        if [ -n "$full" ]; then make_large_images "systemd net_clients"; fi
         # To optimise it as a whole is work for one processor: the others build and run tests meanwhile.
         begin program make_release_program
         stage "build whole-program tests" make_whole_program_tests || give_up

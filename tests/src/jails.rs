@@ -1,9 +1,9 @@
 //! Jails of `volt-vmm jailer`, in a directory of the test's own.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::fs::{AtFlags, CWD, chownat};
 use rustix::process::{Gid, Pid, Signal, Uid, kill_process};
@@ -17,6 +17,9 @@ pub const USER: u32 = 61_234;
 pub const GROUP: u32 = 61_235;
 /// The name of the jail's VM.
 pub const ID: &str = "jail-1";
+
+/// Lines that a jailed guest writes to its serial port.
+pub type SerialLines = Lines<BufReader<ChildStdout>>;
 
 /// A directory of jails, with the files of one jail.
 #[derive(Debug)]
@@ -104,14 +107,30 @@ impl Jails {
     /// Starts a VM, and waits until its guest writes a line that starts so.
     #[must_use]
     pub fn start(&self, options: &[&str], arguments: &[&str], line: &str) -> Jailed {
-        let mut command = self.jailer(options, arguments);
-        let mut jailer =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("start the jailer");
+        self.spawn(self.jailer(options, arguments).stdin(Stdio::null()), line).0
+    }
+
+    /// The same with an input for the guest, and the lines that it writes next.
+    #[must_use]
+    pub fn start_with_input(
+        &self,
+        options: &[&str],
+        arguments: &[&str],
+        line: &str,
+    ) -> (Jailed, ChildStdin, SerialLines) {
+        let (mut jailed, lines) = self.spawn(self.jailer(options, arguments).stdin(Stdio::piped()), line);
+        let input = jailed.jailer.as_mut().and_then(|jailer| jailer.stdin.take());
+        (jailed, input.expect("a pipe"), lines)
+    }
+
+    fn spawn(&self, command: &mut Command, line: &str) -> (Jailed, SerialLines) {
+        let mut jailer = command.stdout(Stdio::piped()).spawn().expect("start the jailer");
         let mut lines = BufReader::new(jailer.stdout.take().expect("a pipe")).lines();
         let mut jailed = Jailed { pid: None, jailer: Some(jailer) };
-        assert!(lines.any(|found| found.is_ok_and(|found| found.starts_with(line))), "no line with {line}");
+        let found = lines.any(|found| found.is_ok_and(|found| found.starts_with(line)));
+        assert!(found, "no line with {line}");
         jailed.pid = Some(self.pid());
-        jailed
+        (jailed, lines)
     }
 
     /// Runs a jailer that leaves the program in the background.

@@ -51,6 +51,7 @@ pub mod terminal;
 pub mod tmux;
 pub mod transcript;
 pub mod vsock;
+pub mod web;
 pub mod wire;
 
 pub use boot::{Boot, IRQCHIPS};

@@ -182,6 +182,19 @@ pub fn systemd() -> Option<String> {
     (!systemd_image().exists()).then(lacks)
 }
 
+/// The directory with an image of network clients and the site that they get files from.
+#[must_use]
+pub fn net_clients_directory() -> PathBuf {
+    std::env::var_os("VOLT_NET_CLIENTS").map_or_else(PathBuf::new, PathBuf::from)
+}
+
+/// An image with curl, apt, pip, git and node.
+#[must_use]
+pub fn net_clients() -> Option<String> {
+    let lacks = || "no image in VOLT_NET_CLIENTS: scripts/test.sh --full makes it".to_owned();
+    (!net_clients_directory().join("image.tar").exists()).then(lacks)
+}
+
 /// Why no Linux can run, whichever kernel it has.
 fn lacks_linux() -> Option<String> {
     let runs_linux = ["kvm_intel", "kvm_amd"]

@@ -1,8 +1,10 @@
 //! Data over TCP and vsock streams to and from the guest.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -46,6 +48,23 @@ pub fn await_ready(what: &str, socket: &impl std::os::fd::AsFd) {
         }
     };
     assert_eq!(ready, Ok(1), "waited {:?} in vain until {what}", patience());
+}
+
+/// Gives each accepted connection to `act` until the flag is set.
+///
+/// # Panics
+/// The host refuses.
+pub fn each_stream(listener: &TcpListener, has_ended: &AtomicBool, mut act: impl FnMut(TcpStream)) {
+    listener.set_nonblocking(true).expect("a listener that does not block");
+    while !has_ended.load(Ordering::SeqCst) {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.limit().expect("set a time limit");
+                act(stream);
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
 }
 
 /// Sends bytes to an echo and compares the answer.

@@ -6,6 +6,7 @@ use serde::Serialize;
 mod cost;
 mod host;
 mod kvm;
+mod network;
 mod production;
 
 pub use cost::Step;
@@ -113,6 +114,7 @@ pub fn examine() -> Report {
     }
     findings.push(host::nx_huge_pages(&report.host, cost::median_us(&report.creation, cost::CREATE_VM)));
     findings.extend(host::findings());
+    findings.extend(network::findings());
     report.findings = findings;
     report
 }

@@ -103,9 +103,26 @@ impl<Face> Builder<Face> {
         self.option("--publish", ports)
     }
 
-    /// Gives the VM a network: `user` or `tap=NAME`. The default is none.
+    /// Chooses the VM's network: `user` (the default, by the program passt), `nat`, `tap=NAME` or `none`.
     pub fn network(self, network: impl Into<String>) -> Self {
         self.option("--net", network)
+    }
+
+    /// Lets the VM reach what a rule names, such as `*.debian.org:443` or `10.1.0.0/16`. It goes before rules
+    /// that deny. The surroundings of the host are closed without one.
+    pub fn allow(self, rule: impl Into<String>) -> Self {
+        self.option("--allow", rule)
+    }
+
+    /// Keeps the VM from what a rule names.
+    pub fn deny(self, rule: impl Into<String>) -> Self {
+        self.option("--deny", rule)
+    }
+
+    /// Keeps the VM from all that no rule allows.
+    pub fn default_deny(mut self) -> Self {
+        self.options.push("--default-deny".to_owned());
+        self
     }
 
     /// Sets the most bytes of changes to the image's files, with a unit. The default is `10G`.
@@ -263,10 +280,11 @@ mod tests {
     fn options_are_words_of_run() {
         let builder = Sandbox::builder().image("i").name("web").memory("1G").vcpus(2).env("A", "b c");
         let builder = builder.volume("data:/data").port("8080:80").network("user").cold().disk_size("1G");
+        let builder = builder.default_deny().allow("*.example.org:443").deny("10.0.0.0/8");
         let builder = builder.user("1:2").cwd("/srv").run_options(["--confine", "strict"]).image_command();
         let expected = "run --detach --rm --json --name=web --memory=1G --vcpus=2 --env=A=b c \
-                        --volume=data:/data --publish=8080:80 --net=user --cold --disk-size=1G --user=1:2 \
-                        --workdir=/srv --confine strict -- i";
+                        --volume=data:/data --publish=8080:80 --net=user --cold --disk-size=1G \
+                        --default-deny --allow=*.example.org:443 --deny=10.0.0.0/8 --user=1:2 --workdir=/srv --confine strict -- i";
         assert_eq!(line(&builder), expected);
     }
 

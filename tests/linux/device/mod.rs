@@ -7,6 +7,7 @@ mod disk;
 mod disk_failing;
 pub mod images;
 mod irqchip;
+mod jailed_net;
 mod limits;
 mod metadata;
 mod net;

@@ -1,15 +1,14 @@
 //! A policy with rules by name, in VMs that run an image behind passt, and servers beyond the host.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Scope, ScopedJoinHandle, scope};
-use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use volt_tests::needs;
-use volt_tests::streams::{Limited, await_ready};
+use volt_tests::streams::{Limited, await_ready, each_stream};
 use volt_tests::wait_until;
 
 use super::network::{Net, Resolver};
@@ -44,20 +43,6 @@ fn tls(names: &[&str]) -> String {
         resolve() {{ busybox nslookup -type=a $1 10.118.111.3 2>&1 |
             busybox awk '/NXDOMAIN/ {{ print \"none\"; exit }} /^Address: / {{ print $2; exit }}'; }}"
     )
-}
-
-/// Gives each accepted connection to `act` until the script has ended.
-fn each_stream(listener: &TcpListener, has_ended: &AtomicBool, mut act: impl FnMut(TcpStream)) {
-    listener.set_nonblocking(true).unwrap();
-    while !has_ended.load(Ordering::SeqCst) {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                stream.limit().unwrap();
-                act(stream);
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(20)),
-        }
-    }
 }
 
 /// Answers connections that bring bytes. Returns what each brought.

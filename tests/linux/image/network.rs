@@ -103,22 +103,16 @@ impl Net {
         Outcome::of_command(&mut self.command(words))
     }
 
-    /// The passt of the only VM here.
-    fn passt(&self) -> Pid {
-        self.find_passt().expect("a passt in this network")
-    }
-
-    fn find_passt(&self) -> Option<Pid> {
+    /// The processes of passt here.
+    pub(super) fn passts(&self) -> Vec<Pid> {
         let own = self.network.inside(|| fs::read_link("/proc/thread-self/ns/net")).unwrap();
         let is_here = |process: &Path| {
             let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
             name.starts_with("passt") && fs::read_link(process.join("ns/net")).is_ok_and(|found| found == own)
         };
         let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-        let found = processes
-            .filter(|process| is_here(process))
-            .find_map(|process| process.file_name()?.to_str()?.parse().ok());
-        Pid::from_raw(found?)
+        let here = processes.filter(|process| is_here(process));
+        here.filter_map(|process| Pid::from_raw(process.file_name()?.to_str()?.parse().ok()?)).collect()
     }
 
     /// Runs a script as the main process of a new VM, with options.
@@ -256,6 +250,30 @@ fn host_without_routes_or_passt_is_no_obstacle_and_told() {
 }
 
 #[test]
+fn host_with_one_version_of_ip_has_guests_with_it_and_rejects_the_other() {
+    needs!(kvm, linux, agent, network);
+    for (lost, server, word, other) in [
+        ("-6 route del default", "203.0.113.1", "one", "2001:db8:1::1"),
+        ("-4 route del default", "2001:db8:1::1", "six", "203.0.113.1"),
+    ] {
+        let net = Net::new();
+        net.network.ip(lost);
+        let script = format!(
+            "{SEND}; echo {word} | send {server}
+            busybox timeout 100 busybox nc {other} 90 </dev/null 2>&1 | grep -c refused"
+        );
+        let outcome = scope(|scope| {
+            let address =
+                if server.contains(':') { format!("[{server}]:90") } else { format!("{server}:90") };
+            echo(scope, &net.network, &address, &[4]);
+            net.script(&["--allow", "203.0.113.1", "--allow", "2001:db8:1::1"], &script)
+        });
+        assert_eq!(outcome.succeeded().stdout, format!("{word}\n1\n"), "{outcome:?}");
+        net.images.are_empty();
+    }
+}
+
+#[test]
 fn passt_that_is_killed_or_stopped_comes_back_and_connections_end() {
     needs!(kvm, linux, agent, network);
     let net = Net::new();
@@ -273,17 +291,17 @@ fn passt_that_is_killed_or_stopped_comes_back_and_connections_end() {
     await_ready("the guest connects", &listener);
     let mut held = listener.accept().unwrap().0;
     drop(listener);
-    let first = net.passt();
+    let first = net.passts()[0];
     kill_process(first, Signal::KILL).unwrap();
     wait_until("the guest's connection ends", || {
         net.run(&["logs", "web"]).succeeded().stdout.contains("ended")
     });
     assert_eq!(held.read(&mut [0]).unwrap_or(0), 0, "passt's end is the far side's");
-    wait_until("another passt runs", || net.find_passt().is_some_and(|found| found != first));
+    wait_until("another passt runs", || net.passts().first().is_some_and(|found| *found != first));
     scope(|scope| {
         echo(scope, &net.network, "203.0.113.1:90", &[4, 6]);
         assert_eq!(reach("one"), "one\n");
-        let second = net.passt();
+        let second = net.passts()[0];
         kill_process(second, Signal::STOP).unwrap();
         // The guest floods its network meanwhile, and lives.
         let flood = "busybox timeout 2 busybox nc -u 203.0.113.1 90 </dev/zero; echo flooded";
@@ -292,5 +310,5 @@ fn passt_that_is_killed_or_stopped_comes_back_and_connections_end() {
         assert_eq!(reach("three"), "three\n");
     });
     net.images.names.ok("kill web");
-    wait_until("passt ends with its VM", || net.find_passt().is_none());
+    wait_until("passt ends with its VM", || net.passts().is_empty());
 }

@@ -58,7 +58,7 @@ impl Host {
 }
 
 /// Reads a file under /proc or /sys. Returns an empty text if it is missing.
-fn read(path: impl AsRef<Path>) -> String {
+pub(super) fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default().trim_end().to_owned()
 }
 

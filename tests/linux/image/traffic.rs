@@ -1,0 +1,164 @@
+//! Snapshots, restores, forks and rewinds of VMs whose connections are busy, and many clones that use their
+//! networks at once.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::scope;
+
+use volt_tests::streams::each_stream;
+use volt_tests::{needs, wait_until};
+
+use super::network::{Net, SEND};
+use super::runs::IMAGE;
+
+const FAR: &str = "192.0.2.77";
+const CLONES: usize = 100;
+
+/// A server that sends back what it gets.
+#[derive(Default)]
+struct Echo {
+    connections: Mutex<Vec<Arc<Connection>>>,
+    has_ended: AtomicBool,
+}
+
+#[derive(Default)]
+struct Connection {
+    bytes: AtomicU64,
+    has_ended: AtomicBool,
+}
+
+impl Echo {
+    /// Serves connections, each in a thread, until [`Self::end`].
+    fn serve(&self, listener: &TcpListener) {
+        scope(|scope| {
+            each_stream(listener, &self.has_ended, |stream| {
+                let connection = Arc::<Connection>::default();
+                self.connections.lock().unwrap().push(Arc::clone(&connection));
+                scope.spawn(move || connection.echo(&stream));
+            });
+        });
+    }
+
+    fn count(&self) -> usize {
+        self.connections.lock().unwrap().len()
+    }
+
+    fn connection(&self, at: usize) -> Arc<Connection> {
+        Arc::clone(&self.connections.lock().unwrap()[at])
+    }
+
+    /// Waits until connection `at` is there and busy.
+    fn await_busy(&self, at: usize) {
+        wait_until("a guest connects", || self.count() > at);
+        let connection = self.connection(at);
+        let before = connection.bytes.load(Ordering::SeqCst);
+        wait_until("its connection is busy", || connection.bytes.load(Ordering::SeqCst) > before + (1 << 18));
+    }
+
+    fn ended(&self) -> Vec<usize> {
+        (0..self.count()).filter(|at| self.connection(*at).has_ended.load(Ordering::SeqCst)).collect()
+    }
+}
+
+impl Connection {
+    fn echo(&self, mut stream: &TcpStream) {
+        let mut part = vec![0; 1 << 16];
+        while let Ok(len @ 1..) = stream.read(&mut part) {
+            self.bytes.fetch_add(len as u64, Ordering::SeqCst);
+            if stream.write_all(&part[..len]).is_err() {
+                break;
+            }
+        }
+        self.has_ended.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Ends the server, also when the test fails.
+struct End<'a>(&'a Echo);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.has_ended.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn busy_connections_survive_snapshots_and_forks_and_end_at_restores_and_rewinds() {
+    needs!(kvm, linux, agent, network);
+    let net = Net::new();
+    let (far, _cable) = net.network.beyond(&[&format!("{FAR}/24")]);
+    let listener = far.listen(&format!("{FAR}:90"));
+    // A connection that ends is followed by another one.
+    let script = format!(
+        "while :; do
+            {{ while busybox head -c 65536 /dev/zero; do sleep 0.05; done; }} | busybox nc {FAR} 90 >/dev/null
+        done 2>/dev/null"
+    );
+    let options = ["run", "-d", "--name", "web", "--upper", "memory", "--default-deny", "--allow"];
+    let allowed = format!("{FAR}:90");
+    let echo = Echo::default();
+    scope(|scope| {
+        let _end = End(&echo);
+        scope.spawn(|| echo.serve(&listener));
+        net.run(&[&options[..], &[&allowed, IMAGE, "sh", "-c", &script]].concat()).succeeded();
+        echo.await_busy(0);
+        for name in ["one", "two", "warm"] {
+            net.images.names.ok(&format!("snapshot create web {name}"));
+            echo.await_busy(0);
+        }
+        net.run(&["restore", "-d", "--name", "clone", "warm"]).succeeded();
+        echo.await_busy(1);
+        net.run(&["fork", "web", "--name", "child"]).succeeded();
+        echo.await_busy(2);
+        echo.await_busy(0);
+        assert_eq!((echo.count(), echo.ended()), (3, vec![]));
+        net.run(&["rewind", "clone"]).succeeded();
+        echo.await_busy(3);
+        wait_until("the far side of the rewound VM's connection ends", || echo.ended() == [1]);
+        [0, 2, 3].into_iter().for_each(|at| echo.await_busy(at));
+        assert_eq!((echo.count(), echo.ended()), (4, vec![1]));
+        for name in ["web", "clone", "child"] {
+            net.images.names.ok(&format!("kill {name}"));
+        }
+        wait_until("passt tells the far sides of VMs that are killed", || echo.ended().len() == 4);
+    });
+}
+
+#[test]
+fn many_clones_of_one_address_use_their_networks_at_once() {
+    needs!(kvm, linux, agent, network);
+    let net = Net::new();
+    let (far, _cable) = net.network.beyond(&[&format!("{FAR}/24")]);
+    let listener = far.listen(&format!("{FAR}:90"));
+    let options = ["run", "-d", "--name", "web", "-m", "128M", "--upper", "memory", "--net", "user"];
+    net.run(&[&options[..], &[IMAGE, "sleep", "100000"]].concat()).succeeded();
+    net.images.names.ok("snapshot create web warm");
+    net.images.names.ok("kill web");
+    let names: Vec<_> = (0..CLONES).map(|number| format!("clone-{number}")).collect();
+    for name in &names {
+        net.run(&["restore", "-d", "--name", name, "warm"]).succeeded();
+    }
+    let echo = Echo::default();
+    let reach = |name: &str| {
+        let script = format!(
+            "{SEND}; busybox ip -4 -o addr show dev eth0 | busybox awk '{{print $4}}'
+            {{ echo {name}; sleep 1; }} | busybox timeout 100 busybox nc {FAR} 90 | busybox head -n 1"
+        );
+        net.run(&["exec", name, "sh", "-c", &script]).succeeded().stdout.clone()
+    };
+    scope(|scope| {
+        let _end = End(&echo);
+        scope.spawn(|| echo.serve(&listener));
+        let reached: Vec<_> = names.iter().map(|name| scope.spawn(|| reach(name))).collect();
+        for (name, reached) in names.iter().zip(reached) {
+            assert_eq!(reached.join().unwrap(), format!("10.118.111.15/24\n{name}\n"));
+        }
+    });
+    assert_eq!(echo.count(), CLONES);
+    for name in &names {
+        net.images.names.ok(&format!("kill {name}"));
+    }
+    wait_until("all passts end", || net.passts().is_empty());
+}
