@@ -31,7 +31,8 @@ fn init_of_an_image_has_an_agent_beside_it_and_takes_a_stop() {
     images.names.ok("fork --quiesce --require-agent --name child web");
     assert_eq!(images.run(&["exec", "child", "hostname"]).succeeded().stdout, "child\n");
     for vm in ["web", "child"] {
-        images.names.ok(&format!("stop {vm}"));
+        // An emulated processor takes longer than the default allows.
+        images.names.ok(&format!("stop --timeout 120 {vm}"));
         let end = &images.names.json(&format!("inspect {vm} --json"))["end"];
         assert_eq!((&end["cause"], &end["status"]), (&"poweroff".into(), &0.into()), "{vm}: {end}");
         assert!(images.names.ok(&format!("logs {vm}")).contains("stopping"), "{vm}");
@@ -68,7 +69,8 @@ fn systemd_runs_beside_the_agent_and_its_services_freeze() {
         );
         assert_eq!(ask(vm, "uname -n"), vm);
         assert_eq!(ask(vm, "cat /etc/machine-id") == id, vm == "web", "{vm}");
-        images.names.ok(&format!("stop {vm}"));
+        // An emulated processor takes longer than the default allows.
+        images.names.ok(&format!("stop --timeout 120 {vm}"));
         let end = &images.names.json(&format!("inspect {vm} --json"))["end"];
         assert_eq!((&end["cause"], &end["status"]), (&"poweroff".into(), &0.into()), "{vm}: {end}");
         images.names.ok(&format!("rm {vm}"));

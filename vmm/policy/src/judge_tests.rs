@@ -142,6 +142,24 @@ fn names_are_allowed_by_the_narrowest_rule() {
 }
 
 #[test]
+fn pattern_is_about_one_name_or_those_below() {
+    for (pattern, asked, is_allowed) in [
+        ("example.org", "example.org", true),
+        ("example.org", "www.example.org", false),
+        ("example.org", "badexample.org", false),
+        ("*.example.org", "www.example.org", true),
+        ("*.example.org", "a.b.example.org", true),
+        ("*.example.org", "example.org", false),
+        ("*.example.org", "www.badexample.org", false),
+        ("*.Example.org.", "x.EXAMPLE.org.", true),
+        ("*.org", "example.org", true),
+    ] {
+        let judge = judge(&format!(r#"{{"default":"deny","allow":["{pattern}"]}}"#));
+        assert_eq!(judge.name(Tcp, &name(asked), 443).is_allow(), is_allowed, "{pattern} {asked}");
+    }
+}
+
+#[test]
 fn question_is_allowed_if_any_port_is() {
     for (policy, host, is_allowed) in [
         ("{}", "example.org", true),

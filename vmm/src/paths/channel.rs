@@ -71,7 +71,10 @@ impl Channel {
 
 /// The error if the process at the other end has ended.
 pub(super) fn ended() -> io::Error {
-    io::Error::new(io::ErrorKind::BrokenPipe, "the process that opens files has ended")
+    io::Error::new(
+        io::ErrorKind::BrokenPipe,
+        "the process that opens files, or that starts programs, has ended",
+    )
 }
 
 fn or_ended(error: io::Error) -> io::Error {
