@@ -54,7 +54,7 @@ impl Echo {
         wait_until("a guest connects", || self.count() > at);
         let connection = self.connection(at);
         let before = connection.bytes.load(Ordering::SeqCst);
-        wait_until("its connection is busy", || connection.bytes.load(Ordering::SeqCst) > before + (1 << 18));
+        wait_until("its connection is busy", || connection.bytes.load(Ordering::SeqCst) > before + (1 << 16));
     }
 
     fn ended(&self) -> Vec<usize> {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::client_hello::{ClientHello, HelloStart, LONGEST_HELLO, read_hello};
 use crate::frame::{Segment, distance};
 
-/// Most bytes that all holds of an interface keep.
+/// Most bytes that all holds of a VM keep.
 pub const MOST_HELD: usize = 512 << 10;
 /// Most frames of one hold: Linux sends 10 at first (RFC 6928), and a hello may come after a retry.
 const MOST_FRAMES: usize = 16;
@@ -28,7 +28,7 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 /// Shortest first piece behind which others are sent at once. A far side that keeps no state before the
 /// connection is open (SYN cookies) takes the number of its first byte from the first packet that arrives.
 /// Linux takes one up to 3 bytes off: if a shorter piece were lost, the message would begin behind it.
-const LEAST_FIRST: usize = 64;
+pub(crate) const LEAST_FIRST: usize = 64;
 /// Least time between two times that copies are sent again: Linux waits as long (its least timeout for
 /// segments).
 const BETWEEN_RESENDS: Duration = Duration::from_millis(200);
@@ -59,7 +59,7 @@ impl Copied {
     }
 }
 
-/// The bytes that all holds of an interface keep.
+/// The bytes that all holds of a VM keep.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Budget(Arc<AtomicUsize>);
 

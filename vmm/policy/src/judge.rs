@@ -15,6 +15,7 @@ use ipnet::IpNet;
 
 use crate::client_hello::ClientHello;
 use crate::error::Result;
+use crate::hold::Budget;
 use crate::host::HostNetwork;
 use crate::name::{Name, NamePattern};
 use crate::nets::Nets;
@@ -165,6 +166,8 @@ pub struct Judge {
     ranges: Vec<Range>,
     /// Whether the host routes IPv4 and IPv6. Absent if nothing is known of the host.
     routes: Option<(bool, bool)>,
+    /// Shared by all interfaces of a VM.
+    budget: Budget,
 }
 
 impl Judge {
@@ -188,7 +191,8 @@ impl Judge {
         let Policy { default, denial, ech, .. } = *policy;
         let (closed, ranges) = (Nets::default(), Vec::new());
         let (allow, deny) = (allow.into(), deny.into());
-        Ok(Self { default, denial, ech, allow, deny, closed, ranges, routes: None })
+        let budget = Budget::default();
+        Ok(Self { default, denial, ech, allow, deny, closed, ranges, routes: None, budget })
     }
 
     /// The judge of a VM without a policy, which allows everything.
@@ -197,7 +201,13 @@ impl Judge {
         let Policy { default, denial, ech, .. } = Policy::default();
         let none = |is_allow| Arc::new(List::new(&[], is_allow));
         let (closed, ranges) = (Nets::default(), Vec::new());
-        Self { default, denial, ech, allow: none(true), deny: none(false), closed, ranges, routes: None }
+        let (allow, deny, budget) = (none(true), none(false), Budget::default());
+        Self { default, denial, ech, allow, deny, closed, ranges, routes: None, budget }
+    }
+
+    /// The bytes that are held until a name is known.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
     }
 
     /// Whether the network of the host is known.

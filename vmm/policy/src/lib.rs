@@ -44,7 +44,7 @@ pub use filter::{Cause, Filter, Held, Interface, Outcome, Taken};
 pub use frame::{Arp, Content, Flags, Frame, HEAD, Mac, Malformed, Packet, Segment, Transport};
 pub use hold::{Copied, MOST_HELD};
 pub use host::HostNetwork;
-pub use ipnet::{IpNet, Ipv6Net};
+pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use judge::{Gate, Judge, Reason, Verdict};
 pub use name::{Name, NamePattern};
 pub use offload::{Offload, Version};

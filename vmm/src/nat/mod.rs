@@ -25,6 +25,7 @@ use std::thread;
 use rustix::net::netdevice::name_to_index;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
+use volt_policy::{IpNet, Ipv4Net, Ipv6Net};
 
 use links::Prefixed;
 use netlink::Netlink;
@@ -34,11 +35,19 @@ use ranges::{Cable, PAIR_V4, PAIR_V6, PAIRS};
 const TAP: &str = "tap0";
 const TO_HOST: &str = "host0";
 const DRIVER: &str = "/dev/net/tun";
+/// Least MTU of IPv6 (RFC 8200, section 5). The kernel takes it from interfaces with less.
+const LEAST_OF_V6: u16 = 1280;
 /// Settings of a namespace. Those of IPv6 are absent in a kernel without it.
 const FORWARD_V4: &str = "/proc/sys/net/ipv4/ip_forward";
 const FORWARD_V6: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
 /// Routes of IPv6.
 const ROUTES_V6: &str = "/proc/thread-self/net/ipv6_route";
+
+/// The networks of all cables.
+pub(crate) fn networks() -> [IpNet; 2] {
+    let (v4, v6) = (ranges::IPV4, ranges::IPV6);
+    [Ipv4Net::new_assert(v4.0, v4.1).into(), Ipv6Net::new_assert(v6.0, v6.1).into()]
+}
 
 /// The end of the network that the guest's interface is connected to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,7 +113,7 @@ fn make_here(settings: &NatSettings) -> io::Result<NatLink> {
     // SAFETY: the thread's namespace alone changes, and it ends after this function.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })
         .map_err(|error| explain("make a network namespace", error))?;
-    let namespace = Namespace::enter()?;
+    let namespace = Namespace::enter(settings.mtu)?;
     let tap = namespace.make_tap(settings).map_err(|error| explain("make a tap", error))?;
     let cable = make_cable(&host, &namespace, settings.mtu).map_err(|error| explain("make a veth", error))?;
     namespace
@@ -123,13 +132,13 @@ struct Namespace {
 }
 
 impl Namespace {
-    /// Prepares the namespace that the thread is in, which is new.
-    fn enter() -> io::Result<Self> {
+    /// Prepares the namespace that the thread is in, which is new, for packets of up to `mtu` bytes.
+    fn enter(mtu: u16) -> io::Result<Self> {
         let path = "/proc/thread-self/ns/net";
         let file = File::open(path).map_err(|error| explain(format!("open {path}"), error))?;
         let (routing, filter) = (Netlink::routing()?, Netlink::filter()?);
         write_setting(FORWARD_V4)?;
-        let has_v6 = read_setting(FORWARD_V6)?.is_some();
+        let has_v6 = mtu >= LEAST_OF_V6 && read_setting(FORWARD_V6)?.is_some();
         if has_v6 {
             write_setting(FORWARD_V6)?;
         }
@@ -140,7 +149,7 @@ impl Namespace {
     fn make_tap(&self, NatSettings { mac, addresses, mtu }: &NatSettings) -> io::Result<OwnedFd> {
         let mut options = File::options();
         let tap = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DRIVER);
-        let tap = tap.map_err(|error| io::Error::new(error.kind(), format!("{DRIVER}: {error}")))?;
+        let tap = tap.map_err(|error| explain(format!("open {DRIVER}"), error))?;
         let mut request = [0_u8; 40];
         request[..TAP.len()].copy_from_slice(TAP.as_bytes());
         let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;

@@ -283,7 +283,6 @@ fn holder(request: &Request, beside: &[BorrowedFd<'_>]) -> Option<Holder> {
 ///
 /// # Errors
 /// The starter has ended.
-#[cfg(any(test, feature = "internal"))]
 pub(super) fn detach(pid: u32) -> io::Result<()> {
     ask(&Request::Detach { pid }, &[]).map(drop)
 }

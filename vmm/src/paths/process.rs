@@ -72,10 +72,13 @@ impl Process {
         Ok(self.ended)
     }
 
-    /// Takes its status if it has ended, so that it does not stay a zombie. A device's confined thread may
-    /// wait for no child of its own process: one from before the confinement stays until this process ends.
-    pub fn reap(&mut self) {
-        if self.is_starters || !asks() {
+    /// Lets it end by itself, without a zombie. A device's confined thread may wait for no child of its own
+    /// process: one from before the confinement stays a zombie until this process ends.
+    pub fn leave(&mut self) {
+        if self.is_starters {
+            // Without a starter, the system takes the status.
+            let _ = opener::detach(self.id());
+        } else if !asks() {
             let _ = self.try_wait();
         }
     }
@@ -114,12 +117,11 @@ impl Process {
     /// Leaves the process to itself. Returns it if this process is its parent, which must take its status.
     #[must_use]
     #[cfg(any(test, feature = "internal"))]
-    pub fn detach(self) -> Option<Self> {
+    pub fn detach(mut self) -> Option<Self> {
         if !self.is_starters {
             return Some(self);
         }
-        // Without a starter, the system takes the status.
-        let _ = opener::detach(self.id());
+        self.leave();
         None
     }
 

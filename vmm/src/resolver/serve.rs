@@ -17,6 +17,8 @@ use crate::host_network::Files;
 
 /// Most questions at once. A device asks no more.
 const MOST_LOOKUPS: usize = 64;
+/// Least time between two looks at the host's network: each start of another VM may change it.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// Time after which a device that took no news of the host's network is told again.
 const BETWEEN_NEWS: Duration = Duration::from_secs(1);
 /// Bytes of the longest question: a number, a type and a name.
@@ -55,9 +57,15 @@ pub(crate) fn run(device: &OwnedFd, host: Option<&HostView>) {
 pub(super) fn serve(device: &OwnedFd, host: Option<&HostView>, mut servers: ServersFile) {
     let changes = host.map(|host| &host.changes);
     let mut lookups = Vec::<Lookup>::new();
-    let mut is_known = tell_network(device, host);
+    // When the device is told of the host's network next, if it has to be.
+    let (mut is_known, mut next_news) = (false, Instant::now());
     loop {
-        let ready = wait(device, changes, &lookups, is_known);
+        let now = Instant::now();
+        if !is_known && now >= next_news {
+            is_known = tell_network(device, host);
+            next_news = now + if is_known { BETWEEN_LOOKS } else { BETWEEN_NEWS };
+        }
+        let ready = wait(device, changes, &lookups, (!is_known).then_some(next_news));
         let Ok([device_ready, changes_ready, lookups_ready @ ..]) = ready.as_deref() else { return };
         let now = Instant::now();
         for (lookup, is_ready) in lookups.iter_mut().zip(lookups_ready) {
@@ -77,21 +85,18 @@ pub(super) fn serve(device: &OwnedFd, host: Option<&HostView>, mut servers: Serv
             drain(changes);
             is_known = false;
         }
-        if !is_known {
-            is_known = tell_network(device, host);
-        }
         if *device_ready && !take_questions(device, &mut servers, &mut lookups, now) {
             return;
         }
     }
 }
 
-/// Waits. Returns whether the device, the changes and each lookup are ready.
+/// Waits, at most until the next news. Returns whether the device, the changes and each lookup are ready.
 fn wait(
     device: &OwnedFd,
     changes: Option<&OwnedFd>,
     lookups: &[Lookup],
-    is_known: bool,
+    next_news: Option<Instant>,
 ) -> io::Result<Vec<bool>> {
     let mut polled = vec![PollFd::new(device, PollFlags::IN)];
     // Without changes, the device stands in their place and is ignored.
@@ -101,8 +106,7 @@ fn wait(
         let (socket, flags) = lookup.waits_for().unwrap_or((device.as_fd(), PollFlags::empty()));
         polled.push(PollFd::from_borrowed_fd(socket, flags));
     }
-    let again = (!is_known).then(|| Instant::now() + BETWEEN_NEWS);
-    let until = lookups.iter().filter_map(Lookup::until).chain(again).min();
+    let until = lookups.iter().filter_map(Lookup::until).chain(next_news).min();
     let timeout = until.map(|until| {
         let left = until.saturating_duration_since(Instant::now());
         Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }

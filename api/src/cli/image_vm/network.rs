@@ -33,7 +33,8 @@ pub(super) fn of(networks: &mut [NetConfig]) -> Result<Option<Network>, Failure>
     else {
         return Ok(None);
     };
-    network.dns_forward = matches!(network.backend, NetBackend::Passt { .. });
+    // With nat, the device answers. A clone may have passt.
+    network.dns_forward = true;
     let mac =
         network.hardware_address().map_err(|problem| Failure::config("networks", problem.to_string()))?;
     let address = |address, prefix| Address { address, prefix };
@@ -93,7 +94,7 @@ mod tests {
         let mut networks = [NetConfig::new("eth0", NetBackend::Nat {})];
         let network = of(&mut networks).unwrap().unwrap();
         let behind_passt = of(&mut [passt("eth0")]).unwrap().unwrap();
-        assert_eq!((network.mtu, networks[0].dns_forward), (Some(1500), false));
+        assert_eq!((network.mtu, networks[0].dns_forward), (Some(1500), true));
         assert_eq!((network.addresses, network.gateways), (behind_passt.addresses, behind_passt.gateways));
     }
 

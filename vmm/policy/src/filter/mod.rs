@@ -27,7 +27,7 @@ use ipnet::IpNet;
 
 use crate::connections::{Connections, Ends, Route, SavedConnection, Side};
 use crate::frame::{Content, Frame, Mac, Malformed, Packet, Transport};
-use crate::hold::{Budget, Hold};
+use crate::hold::Hold;
 use crate::judge::{DNS, Gate, HTTP, Judge, Reason};
 use crate::name::Name;
 use crate::offload::Offload;
@@ -122,7 +122,6 @@ pub struct Filter {
     /// The guest may get answers of DHCP until then.
     asks_until: Option<Instant>,
     pins: Pins,
-    held: Budget,
     /// Hardware address of the router that the guest uses.
     router: Option<Mac>,
     /// Addresses on the link, by their messages, the latest last. Only if the guest's own are not known.
@@ -143,7 +142,6 @@ impl Filter {
             connections: Connections::default(),
             asks_until: None,
             pins: Pins::default(),
-            held: Budget::default(),
             router: None,
             neighbours: VecDeque::new(),
         }
@@ -202,6 +200,12 @@ impl Filter {
         saved
     }
 
+    /// The open connections of HTTP that the device relays.
+    #[must_use]
+    pub fn relayed_connections(&self) -> Vec<SavedConnection> {
+        self.connections.open().filter(|(_, next)| next.is_none()).map(|(connection, _)| connection).collect()
+    }
+
     /// Hardware address of the router that the guest uses, if it has used one.
     #[must_use]
     pub fn router(&self) -> Option<Mac> {
@@ -248,7 +252,7 @@ impl Filter {
     /// Bytes that are held until a name is known.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.held.held()
+        self.judge.budget().held()
     }
 
     /// Number of connections.
@@ -359,11 +363,16 @@ impl Filter {
         let connections = &self.connections;
         let names = self.pins.names(ends.far.0, now, || connections.lead_to(ends.far.0, now));
         let gate = self.judge.gate(ends.protocol, ends.far, &names);
+        let is_opening = segment.is_none_or(|segment| segment.flags.syn && !segment.flags.ack);
         if let Gate::Closed(reason) = gate {
             let denied = Cause::Denied { protocol: Some(ends.protocol), far: ends.far, reason };
-            return self.denied(denied, frame, packet, head);
+            return match is_opening {
+                true => self.denied(denied, frame, packet, head),
+                // As below, also where the policy denies in silence: the guest would wait.
+                false => Outcome::Stop(denied, reply::to_denied(frame, packet, head)),
+            };
         }
-        if segment.is_some_and(|segment| !segment.flags.syn || segment.flags.ack) {
+        if !is_opening {
             // The connection is from before a restore, or was forgotten. A reset ends it for the guest.
             return Outcome::Stop(Cause::Unknown, reply::to_denied(frame, packet, head));
         }
@@ -377,7 +386,7 @@ impl Filter {
             (Gate::Named, Some(_)) if packet.has_multipath(head) => return drop_of(Malformed::Multipath),
             (Gate::Named, Some(_)) if ends.far.1 == HTTP => (Route::Relayed, Outcome::Take(Taken::Request)),
             (Gate::Named, Some(segment)) => {
-                let hold = Hold::new(segment.sequence.wrapping_add(1), &self.held);
+                let hold = Hold::new(segment.sequence.wrapping_add(1), self.judge.budget());
                 (Route::Held(Box::new(hold)), Outcome::Pass)
             }
             _ => (Route::Direct, Outcome::Pass),

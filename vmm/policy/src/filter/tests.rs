@@ -201,6 +201,9 @@ fn denied_packets_are_answered_unless_the_policy_drops_them() {
             for frame in [there.tcp([4000, 443], "S"), there.udp([1, 2]), there.icmp(ping, b"x")] {
                 assert_eq!(stopped(&out(&mut filter, &frame)), ("no rule".to_owned(), answers));
             }
+            // A connection from before a restore ends in any case.
+            let late = there.tcp([4000, 443], "A");
+            assert_eq!(stopped(&out(&mut filter, &late)), ("no rule".to_owned(), true));
         }
         assert_eq!(filter.connections(), 0);
     }

@@ -39,6 +39,8 @@ use crate::paths;
 /// Most answers that wait for buffers of the guest, and most frames that wait for room in the backend.
 const MOST_ANSWERS: usize = 64;
 const MOST_UNSENT: usize = 256;
+/// Most resets that wait for room in the backend: of all connections, and as many of their next ones.
+const MOST_FAREWELLS: usize = 2 * MOST_CONNECTIONS;
 /// Most pins that a snapshot keeps.
 const MOST_PINS: usize = 1024;
 
@@ -57,8 +59,12 @@ pub(super) struct Guard {
     /// When streams and relays have something to do without a frame.
     due: Option<Instant>,
     answers: VecDeque<Vec<u8>>,
+    /// Resets of connections that the guest has lost, for their far sides.
+    farewells: VecDeque<Copied>,
     /// Frames for the far side that the device has copied.
     unsent: VecDeque<Copied>,
+    /// The policy is gone: all passes, and what waits is still sent.
+    is_retired: bool,
     denials: Denials,
     work: PolicyMetrics,
     /// Pins of a snapshot, until the guest sends its first frame.
@@ -89,7 +95,9 @@ impl Guard {
             relays: Relays::new(mtu(config), far_mtu(config)),
             due: None,
             answers: VecDeque::new(),
+            farewells: VecDeque::new(),
             unsent: VecDeque::new(),
+            is_retired: false,
         }
     }
 
@@ -106,8 +114,12 @@ impl Guard {
         self.forget_ended();
     }
 
-    /// Begins anew, as after a restore, with the hardware address that the guest knows.
+    /// Begins anew with the hardware address that the guest knows, as when its driver resets the device. The
+    /// far sides of the connections that it has had are told that they end.
     pub fn begin_anew(&mut self, mac: Mac) {
+        let resets = self.filter.resets_to_far().chain(self.relays.end_far_sides(Instant::now()));
+        let room = MOST_FAREWELLS.saturating_sub(self.farewells.len());
+        self.farewells.extend(resets.take(room).map(Copied::made));
         self.filter.begin_anew(mac);
         self.names.clear();
         self.streams.clear();
@@ -119,18 +131,47 @@ impl Guard {
 
     /// The open connections of TCP, for a snapshot, and the hardware address of the router that they use.
     pub fn save_connections(&self) -> (Option<Mac>, Vec<SavedConnection>) {
-        (self.filter.router(), self.filter.save_connections())
+        match self.is_retired {
+            true => (None, Vec::new()),
+            false => (self.filter.router(), self.filter.save_connections()),
+        }
     }
 
-    /// Begins anew, as [`Guard::begin_anew`]. The far sides of the device's own connections are told that
-    /// they end, and so is the guest, of those that it had when its state was saved.
+    /// Judges no longer, because the VM has no policy any more. The connections that the device itself is an
+    /// end of end for both sides.
+    pub fn retire(&mut self) {
+        let (now, relayed) = (Instant::now(), self.filter.relayed_connections());
+        let router = self.filter.router();
+        self.answers.extend(router.iter().flat_map(|router| self.filter.resets_to_guest(&relayed, *router)));
+        self.farewells.extend(self.relays.end_far_sides(now).into_iter().map(Copied::made));
+        self.relays.reset();
+        self.streams.clear();
+        self.names.clear();
+        self.due = None;
+        self.is_retired = true;
+    }
+
+    /// Whether it judges no longer.
+    pub fn is_retired(&self) -> bool {
+        self.is_retired
+    }
+
+    /// Whether it is of no use any more.
+    pub fn is_done(&self) -> bool {
+        self.is_retired && !self.has_answers() && self.farewells.is_empty() && self.unsent.is_empty()
+    }
+
+    /// Begins anew, as [`Guard::begin_anew`]. The guest is told of the end of the connections that it had
+    /// when its state was saved, too.
     pub fn end_connections(&mut self, mac: Mac, router: Option<Mac>, saved: &[SavedConnection]) {
-        let mut to_far: Vec<_> = self.filter.resets_to_far().collect();
-        to_far.extend(self.relays.end_far_sides(Instant::now()));
         self.begin_anew(mac);
-        self.unsent.extend(to_far.into_iter().map(Copied::made));
         let saved = &saved[..saved.len().min(MOST_CONNECTIONS)];
         self.answers.extend(router.iter().flat_map(|router| self.filter.resets_to_guest(saved, *router)));
+    }
+
+    #[cfg(test)]
+    pub fn filter(&mut self) -> &mut Filter {
+        &mut self.filter
     }
 
     /// The pins, for a snapshot.
@@ -139,7 +180,7 @@ impl Guard {
             return self.restored_pins.clone();
         }
         // Without rules about names they mean nothing.
-        let mut pins = match self.filter.judge().has_names() {
+        let mut pins = match self.filter.judge().has_names() && !self.is_retired {
             true => self.filter.save_pins(Instant::now()),
             false => Vec::new(),
         };
@@ -189,6 +230,9 @@ impl Guard {
     /// The fate of a frame of the guest. `head` has its first bytes, or all of `len`.
     pub fn outgoing(&mut self, head: &[u8], len: usize, offload: Offload) -> Passage {
         let now = Instant::now();
+        if self.is_retired {
+            return Passage::Passes;
+        }
         if !self.knows_host(now) {
             return Passage::Drops;
         }
@@ -285,6 +329,9 @@ impl Guard {
     /// A frame that the device takes needs nothing else.
     pub fn incoming(&mut self, frame: &[u8], is_trusted: bool) -> Passage {
         let now = Instant::now();
+        if self.is_retired {
+            return Passage::Passes;
+        }
         if !self.knows_host(now) {
             return Passage::Drops;
         }
@@ -368,16 +415,18 @@ impl Guard {
 
     /// The next frame for the far side that the device has copied or made.
     pub fn next_unsent(&mut self) -> Option<&Copied> {
-        if self.unsent.is_empty() {
+        if self.farewells.is_empty() && self.unsent.is_empty() {
             let frame = self.relays.next_to_far();
             self.unsent.extend(frame.map(Copied::made));
         }
-        self.unsent.front()
+        self.farewells.front().or_else(|| self.unsent.front())
     }
 
     /// Forgets that frame.
     pub fn sent(&mut self) {
-        self.unsent.pop_front();
+        if self.farewells.pop_front().is_none() {
+            self.unsent.pop_front();
+        }
     }
 
     fn note(&mut self, cause: &Cause, direction: &str) {
@@ -474,9 +523,9 @@ fn interface(config: &NetConfig, mac: Mac) -> Interface {
     let mut interface = Interface { mac, addresses, is_routed: false, forwarded };
     if config.backend.fixes_addresses() {
         interface.addresses = user_network::guest_addresses();
-        interface.is_routed = true;
     }
     if let NetBackend::Passt { forward } = &config.backend {
+        interface.is_routed = true;
         interface.forwarded = forward.iter().map(|(_, guest)| *guest).collect();
     }
     interface

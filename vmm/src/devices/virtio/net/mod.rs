@@ -252,15 +252,15 @@ impl Net {
     /// Lets through only what a policy allows. Without one, all passes. Denials are events of the VM.
     pub(crate) fn obey(&mut self, config: &NetConfig, judge: Option<&Arc<Judge>>, events: &Arc<Events>) {
         match (&mut self.services.guard, judge) {
-            (Some(guard), Some(judge)) => guard.change(Arc::clone(judge)),
-            (_, judge) => {
-                let guard =
-                    |judge| Box::new(Guard::new(config, self.mac, Arc::clone(judge), Arc::clone(events)));
-                self.services.guard = judge.map(guard);
+            (Some(guard), Some(judge)) if !guard.is_retired() => guard.change(Arc::clone(judge)),
+            (guard, Some(judge)) => {
+                let new = Guard::new(config, self.mac, Arc::clone(judge), Arc::clone(events));
+                *guard = Some(Box::new(new));
             }
+            (guard, None) => guard.iter_mut().for_each(|guard| guard.retire()),
         }
         if let Some(service) = &mut self.services.link {
-            service.answer_questions(self.services.guard.is_none());
+            service.answer_questions(judge.is_none());
         }
     }
 

@@ -197,7 +197,7 @@ impl Backend for Passt {
         // A confined thread ends no process. One that hangs, or was out of step, ends with its socket, and
         // gives its ports back. It may be late: then the next restart gets them.
         let _ = self.socket.shutdown(Shutdown::Both);
-        self.child.reap();
+        self.child.leave();
         Some(self.replace(mac))
     }
 
@@ -258,7 +258,7 @@ fn connected(options: &Options) -> Result<(Process, UnixStream, PipeReader)> {
     let child = spawn(options, child_socket.into(), child_stderr.into()).map_err(|source| {
         let missing = source.kind() == ErrorKind::NotFound;
         let advice = match missing {
-            true => ": install it (Debian's package is passt), or choose another network (--net none or nat)",
+            true => ": install it (Debian's package is passt), or give the interface another network (--net)",
             false => "",
         };
         Error::host(format!("start passt{advice}"), source)

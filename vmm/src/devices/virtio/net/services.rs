@@ -37,6 +37,7 @@ impl Services {
             guard.work(now);
             answers |= guard.has_answers();
         }
+        self.guard = self.guard.take().filter(|guard| !guard.is_done());
         answers | self.link.as_mut().is_some_and(|service| service.work(now))
     }
 

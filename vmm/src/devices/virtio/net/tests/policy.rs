@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
-use volt_policy::{Judge, Offload, Policy};
+use volt_policy::{Copied, Judge, Name, Offload, Policy, Taken};
 
-use super::guard::Passage;
+use super::guard::{Guard, Passage};
 use super::*;
 use crate::sync::lock;
 
@@ -125,6 +125,8 @@ fn far_side_is_told_of_the_end_of_its_connections_after_a_rewind() {
         assert_eq!(guard.incoming(&segment(FAR, GUEST, SYN_ACK), true), Passage::Passes);
     }
     let state = net.save().unwrap();
+    // As the transport does at a rewind.
+    net.reset();
     net.restore(&state).unwrap();
     let guard = net.services.guard.as_mut().unwrap();
     let to_far = guard.next_unsent().unwrap().frame.clone();
@@ -134,8 +136,66 @@ fn far_side_is_told_of_the_end_of_its_connections_after_a_rewind() {
     assert_eq!(guard.next_answer().unwrap()[47], RST);
     // Once told, neither side is told again.
     let state = net.save().unwrap();
+    net.reset();
     net.restore(&state).unwrap();
     assert!(!net.services.guard.as_ref().unwrap().has_answers());
+}
+
+#[test]
+fn relayed_connections_end_for_both_sides_with_their_policy() {
+    let mut net = guarded(wire().0, r#"{"default":"deny","allow":["good.test:80"]}"#);
+    let guard = net.services.guard.as_mut().unwrap();
+    let name = Name::parse("good.test").unwrap();
+    guard.filter().pin(&name, &[(FAR.into(), 60)], Instant::now());
+    let copied = |frame: &[u8]| Copied::made(frame.to_vec());
+    let number = |frame: &[u8], at: usize| u32::from_be_bytes(frame[at..at + 4].try_into().unwrap());
+    let from_guest = |guard: &mut Guard, flags, numbers| {
+        let frame = http(GUEST, flags, numbers);
+        let passage = guard.outgoing(&frame, frame.len(), Offload::default());
+        assert_eq!(passage, Passage::Takes(Taken::Request));
+        guard.take(Taken::Request, &copied(&frame), Offload::default());
+    };
+    from_guest(guard, SYN, (9, 0));
+    let syn = guard.next_unsent().unwrap().frame.clone();
+    guard.sent();
+    let from_far = http(FAR, SYN_ACK, (77, number(&syn, 38).wrapping_add(1)));
+    assert_eq!(guard.incoming(&from_far, false), Passage::Takes(Taken::Request));
+    let answer = guard.next_answer().unwrap();
+    assert_eq!(answer[47], SYN_ACK);
+    let expected = number(&answer, 38).wrapping_add(1);
+    from_guest(guard, ACK, (10, expected));
+    while guard.next_unsent().is_some() {
+        guard.sent();
+    }
+    net.obey(&config(NetBackend::Tap("unused".into())), None, &Arc::default());
+    let guard = net.services.guard.as_mut().unwrap();
+    let to_far = guard.next_unsent().unwrap().frame.clone();
+    assert_eq!((&to_far[30..34], to_far[47] & RST), (&FAR.octets()[..], RST));
+    guard.sent();
+    assert!(!guard.is_done());
+    let to_guest = guard.next_answer().unwrap();
+    assert_eq!((&to_guest[26..30], number(&to_guest, 38), to_guest[47]), (&FAR.octets()[..], expected, RST));
+    // All passes now, and the next turn forgets the guard.
+    let other = segment(GUEST, Ipv4Addr::LOCALHOST, SYN);
+    assert_eq!(guard.outgoing(&other, other.len(), Offload::default()), Passage::Passes);
+    net.services.work(Instant::now());
+    assert!(net.services.guard.is_none());
+}
+
+/// A segment between ports 4000 of the guest and 80 of the far side, with its number and acknowledgement.
+fn http(from: Ipv4Addr, flags: u8, (number, acknowledged): (u32, u32)) -> Vec<u8> {
+    let to = if from == GUEST { FAR } else { GUEST };
+    let mut frame = segment(from, to, flags);
+    let port = if from == GUEST { 36 } else { 34 };
+    frame[port..port + 2].copy_from_slice(&80_u16.to_be_bytes());
+    frame[38..42].copy_from_slice(&number.to_be_bytes());
+    frame[42..46].copy_from_slice(&acknowledged.to_be_bytes());
+    // Addresses, protocol and length come before the segment (RFC 9293, section 3.1).
+    let summed = [&frame[26..34], &[0, 6, 0, 20], &frame[34..54]].concat();
+    let sum: u32 = summed.as_chunks().0.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    frame[50..52].copy_from_slice(&sum.to_be_bytes());
+    frame
 }
 
 #[test]
