@@ -5,14 +5,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Without this, a call of cargo could install a toolchain.
 export PATH=$PATH:$HOME/.cargo/bin RUSTUP_AUTO_INSTALL=0
 
-GROUPS_KNOWN=(build lab kernel test bench fuzz)
+GROUPS_KNOWN=(build network lab kernel test bench fuzz)
 declare -A PACKAGES=(
     [build]="gcc libc6-dev ca-certificates cpio"
+    [network]="passt"
     [lab]="qemu-system-x86 busybox-static kmod e2fsprogs util-linux binutils cpio xz-utils zstd"
     [stock-kernel]="kmod xz-utils zstd"
     [kernel]="gcc libc6-dev make flex bison bc libelf-dev libssl-dev xz-utils bzip2"
     [test]="git jq e2fsprogs dmsetup fish iproute2 nftables passt shellcheck python3-venv tmux zsh zstd"
-    [bench]="iproute2 musl-tools"
+    [bench]="iproute2 musl-tools passt"
     [fuzz]="g++"
 )
 # Depends on the package of the distribution's version. kernel/build.sh takes any from OLDEST_KERNEL on.
@@ -36,6 +37,7 @@ not root. Does nothing if all of them are installed. Does not change the default
 
 Groups (default: all without stock-kernel):
   build         to build volt-vmm
+  network       to give VMs of images a network
   lab           to run guests on an emulated processor
   kernel        to build the project's guest kernel
   test          to run the checks and tests

@@ -73,7 +73,7 @@ make_image() { scripts/image.sh "$IMAGE" "$archive" dash coreutils; }
 build_kernel() { "${install[@]}" kernel && kernel=$(kernel/build.sh); }
 fetch_kernel() { "${install[@]}" stock-kernel && kernel=$(scripts/lab.sh --kernel-image); }
 
-timed 'install the packages and the Rust toolchain of the build' "${install[@]}" build
+timed 'install the packages and the Rust toolchain of the build' "${install[@]}" build network
 timed 'build the program' build_program
 timed "build the guest's init" build_initrd
 if [ -n "$own_kernel" ]; then
@@ -102,7 +102,7 @@ else
     echo '== run the image there too' >&2
     # shellcheck disable=SC2016 # the lab's variables
     scripts/lab.sh --file "$volt" --file "$guest:/lab/guest" --file "$archive:/lab/image.tar" \
-        --file scripts/demo-image.sh -- sh -c 'export VOLT_GUEST=/lab/guest VOLT_DATA_DIR=/lab/scratch/data
+        --file "$(command -v passt):/lab/passt" --file scripts/demo-image.sh -- sh -c 'export VOLT_GUEST=/lab/guest VOLT_DATA_DIR=/lab/scratch/data
             mkdir -p "$VOLT_DATA_DIR" && sh demo-image.sh /lab/volt-vmm /lab/image.tar '"$IMAGE"
 fi
 cat <<TEXT

@@ -46,10 +46,12 @@ pub struct ImageOptions {
 }
 
 impl ImageOptions {
-    /// Options of `run` for each VM.
+    /// Options of `run` for each VM. It has no network, unless an option of the user gives it one.
     #[must_use]
     pub fn shape(&self) -> Vec<OsString> {
+        let no_network = if self.value_of("--net").is_none() { &["--net", "none"][..] } else { &[] };
         let words = ["--memory", &self.memory, "--cmdline", &self.cmdline].into_iter();
+        let words = words.chain(no_network.iter().copied());
         words.chain(self.options.iter().map(String::as_str)).map(OsString::from).collect()
     }
 

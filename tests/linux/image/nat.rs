@@ -5,6 +5,7 @@ use std::process::Command;
 use std::thread::scope;
 
 use volt_image::digest;
+use volt_tests::rest::ask;
 use volt_tests::{needs, wait_until};
 
 use super::layers::large;
@@ -56,7 +57,7 @@ fn vm_with_nat_reaches_hosts_and_resolves_names_and_leaves_a_table_alone() {
         let _ends = resolver.serve(scope);
         echo(scope, &far, &format!("[{FAR_V6}]:90"), &[4]);
         echo(scope, &far, &format!("{FAR}:90"), &[5 << 20]);
-        net.script(&["--net", "nat"], &script)
+        net.script(&["--net", "nat", "--confine", "strict"], &script)
     });
     outcome.succeeded();
     let sum = format!("{}  -", digest::of(&large()).digest());
@@ -98,16 +99,23 @@ fn clones_have_networks_of_their_own_that_end_with_killed_processes() {
     for name in ["one", "two"] {
         net.run(&["restore", "-d", "--name", name, "warm"]).succeeded();
     }
-    assert_eq!(net.cables(), 3);
+    net.run(&["fork", "web", "--name", "kid"]).succeeded();
+    net.run(&["rewind", "two"]).succeeded();
+    assert_eq!(net.cables(), 4);
+    let names = ["one", "two", "web", "kid"];
     scope(|scope| {
-        echo(scope, &far, &format!("{FAR}:90"), &[4, 4, 4]);
-        for name in ["one", "two", "web"] {
+        echo(scope, &far, &format!("{FAR}:90"), &[4, 4, 4, 4]);
+        for name in names {
             let script = format!("{SEND}; echo {name} | send {FAR}");
             let outcome = net.run(&["exec", name, "sh", "-c", &script]);
             assert_eq!(outcome.succeeded().stdout, format!("{name}\n"), "{outcome:?}");
         }
     });
-    for name in ["one", "two", "web"] {
+    let socket = net.images.names.root().join("web/api.sock");
+    assert_eq!(ask(&socket, "PUT", "/v1/vm/network", r#"{"policy":{"default":"deny"}}"#).0, 204);
+    let refused = format!("busybox nc {FAR} 90 </dev/null 2>&1 | grep -c refused");
+    assert_eq!(net.run(&["exec", "web", "sh", "-c", &refused]).succeeded().stdout, "1\n");
+    for name in names {
         net.images.names.ok(&format!("kill {name}"));
     }
     net.await_no_cables();
