@@ -79,3 +79,48 @@ fn hundred_thousand_connections_take_bounded_room() {
     }
     assert!(filter.connections() <= MOST_CONNECTIONS);
 }
+
+/// A frame of IPv4 with another byte in its header, whose checksum is right.
+fn with_header_byte(mut frame: Vec<u8>, at: usize, byte: u8) -> Vec<u8> {
+    frame[14 + at] = byte;
+    let header = etherparse::Ipv4HeaderSlice::from_slice(&frame[14..]).unwrap().to_header();
+    frame[24..26].copy_from_slice(&header.calc_header_checksum().to_be_bytes());
+    frame
+}
+
+#[test]
+fn ten_thousand_hostile_frames_of_each_kind_leave_nothing_and_stop_nothing_else() {
+    let mut filter = filter(r#"{"deny":["203.0.113.0/24"]}"#);
+    let (there, opening) = (Path::to(FAR), Path::to(FAR).tcp([4000, 443], "S"));
+    let tagged = [&opening[..12], &[0x81, 0, 0, 5], &opening[12..]].concat();
+    let foreign_mac = Path { macs: [GATEWAY, US], ..there };
+    let mut routed = Path::to(FAR6).udp([1, 2]);
+    routed[20] = 43; // a routing header in place of UDP
+    let mut broken = opening.clone();
+    broken[24] ^= 1;
+    let kinds: [(Vec<u8>, &str); 14] = [
+        (opening[..20].to_vec(), "wrong length"),
+        (tagged, "no IP or ARP"),
+        (foreign_mac.tcp([1, 2], "S"), "foreign hardware address"),
+        (Path::between("10.118.111.16", FAR).udp([1, 2]), "foreign address"),
+        (arp(US, "10.118.111.2"), "foreign neighbour"),
+        (Path::between(OWN6, FAR6).near().icmp(135, &[7; 16]), "foreign neighbour"),
+        (with_header_byte(there.udp([1, 2]), 6, 0x20), "fragment"),
+        (routed, "options or extension header"),
+        (broken, "wrong checksum"),
+        (there.icmp(3, &[0; 8]), "of no connection"),
+        (there.tcp([4001, 443], "R"), "of no connection"),
+        (there.tcp([4001, 443], "SA"), "of no connection"),
+        (Path::to("203.0.113.9").udp([1, 2]), "rule 203.0.113.0/24"),
+        (Path::to("169.254.169.254").tcp([1, 80], "S"), "link-local"),
+    ];
+    assert_eq!(out(&mut filter, &opening), Outcome::Pass);
+    for (frame, cause) in &kinds {
+        for _ in 0..10_000 {
+            let found = stopped(&out(&mut filter, frame)).0;
+            assert!(found.contains(cause), "{cause}: {found}");
+        }
+        assert_eq!((filter.connections(), filter.held()), (1, 0), "{cause}");
+    }
+    assert_eq!(into(&mut filter, &there.back().tcp([443, 4000], "SA")), Outcome::Pass);
+}
