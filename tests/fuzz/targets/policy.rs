@@ -173,7 +173,7 @@ impl Wire {
                 let held = self.filter.hold(&copied, offload, self.now);
                 held.to_far.iter().for_each(|copied| self.leaves(&copied.frame));
             }
-            Outcome::Stop(..) | Outcome::Take(_) => {}
+            Outcome::Stop(..) | Outcome::Take(_) | Outcome::Answer(_) => {}
         }
     }
 

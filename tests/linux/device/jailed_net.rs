@@ -37,7 +37,8 @@ fn jailed_vm_reaches_what_its_policy_allows_and_nothing_else() {
         let net = ["--net", "tap=tap0,address=10.77.0.2/32", "--allow", "tcp:10.77.0.1:90"];
         let arguments = [&run[..], &[&cmdline], &net, more].concat();
         let options = [&["--netns", &netns], options].concat();
-        let (_jailed, mut input, mut lines) = jails.start_with_input(&options, &arguments, "ready");
+        let (_jailed, mut input, mut lines) =
+            jails.start_with_input(&options, &arguments, "volt-init: ready");
         let mut ask = |words: &str, starts: &[&str]| order(&mut input, &mut lines, words, starts);
         ask("net eth0 10.77.0.2/24", &["ok net"]);
         let [open, closed] = [90, 91].map(|port| network.listen(&format!("10.77.0.1:{port}")));

@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::scope;
+use std::thread::{self, scope};
+use std::time::Duration;
 
 use volt_tests::streams::each_stream;
 use volt_tests::{needs, wait_until};
@@ -14,11 +15,13 @@ use super::network::{Net, SEND};
 use super::runs::IMAGE;
 
 const FAR: &str = "192.0.2.77";
+/// Between two reads of the server.
+const BETWEEN_READS: Duration = Duration::from_millis(20);
 /// Clones at once. The lab has memory for fewer: passt takes 30 MiB and more.
 const CLONES: usize = 100;
 const CLONES_IN_LAB: usize = 24;
 
-/// A server that sends back what it gets.
+/// A server that slowly sends back what it gets.
 #[derive(Default)]
 struct Echo {
     connections: Mutex<Vec<Arc<Connection>>>,
@@ -66,8 +69,10 @@ impl Echo {
 
 impl Connection {
     fn echo(&self, mut stream: &TcpStream) {
-        let mut part = vec![0; 1 << 16];
+        let mut part = vec![0; 1 << 14];
         while let Ok(len @ 1..) = stream.read(&mut part) {
+            // Slowly, so that both sides wait for room all the time.
+            thread::sleep(BETWEEN_READS);
             self.bytes.fetch_add(len as u64, Ordering::SeqCst);
             if stream.write_all(&part[..len]).is_err() {
                 break;
@@ -96,9 +101,7 @@ fn busy_connections_survive_snapshots_and_forks_and_end_at_restores_and_rewinds(
     // A connection that ends is followed by another one, a busy one and an idle one.
     let script = format!(
         "busybox mkfifo /nothing; while :; do busybox nc {FAR} 91 <>/nothing; done 2>/dev/null &
-        while :; do
-            {{ while busybox head -c 65536 /dev/zero; do sleep 0.05; done; }} | busybox nc {FAR} 90 >/dev/null
-        done 2>/dev/null"
+        while :; do busybox nc {FAR} 90 </dev/zero >/dev/null 2>&1; done"
     );
     let options = ["run", "-d", "--name", "web", "--upper", "memory", "--default-deny", "--allow"];
     let allowed = format!("{FAR}:90-91");

@@ -51,7 +51,7 @@ pub use offload::{Offload, Version};
 pub use pins::SavedPin;
 pub use policy::{Action, Denial, Ech, MOST_RULES, Policy};
 pub use ports::Ports;
-pub use reply::reset_for;
+pub use reply::{ROUTER, reset_for};
 pub use request_head::{BodyLength, HeadStart, Host, LONGEST_HEAD, RequestHead, read_head};
 pub use rule::{Protocol, Rule, Target};
 pub use special::{Range, RangeKind};

@@ -1,13 +1,24 @@
-//! Frames that tell a guest that its packet is denied: a reset of TCP (RFC 9293, section 3.10.7.1), else
+//! Frames that answer a guest in the place of others. They tell that its packet is denied: a reset of TCP (RFC 9293, section 3.10.7.1), else
 //! "administratively prohibited" of ICMP (RFC 1812, section 5.2.7.1; RFC 4443, section 3.1).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
-use etherparse::{Ethernet2Header, Icmpv4Type, Icmpv6Type, PacketBuilder, PacketBuilderStep};
-use etherparse::{IpHeaders, icmpv4, icmpv6};
+use etherparse::{
+    ArpHardwareId, ArpOperation, ArpPacket, ArpPacketSlice, Ethernet2Header, Icmpv4Type, Icmpv6Type,
+    IpHeaders, PacketBuilder, PacketBuilderStep, ether_type, icmpv4, icmpv6,
+};
 
 use crate::frame::{Content, ETHERNET, Frame, Mac, Packet, Segment, Transport};
 
+/// The hardware address of the router that the device plays, the same in all VMs: a clone's guest remembers
+/// it. It is that of a current passt, so that a guest may change from one to the other.
+pub const ROUTER: Mac = [0x9a, 0x55, 0x9a, 0x55, 0x9a, 0x55];
+/// The option with the hardware address of an advertised neighbour, and the flags of the message: router,
+/// solicited, override (RFC 4861, sections 4.4 and 4.6.1).
+const TARGET_LINK_LAYER: u8 = 2;
+const SOLICITED_BY_ROUTER: [u8; 4] = [0xe0, 0, 0, 0];
+/// The hop limit of neighbour discovery: such a packet has passed no router (RFC 4861, section 7.1).
+pub(crate) const OF_LINK: u8 = 255;
 /// Routers that an answer may pass.
 const HOPS: u8 = 64;
 /// Bytes of the denied packet in a message of ICMP: its IP header and 8 bytes, at most.
@@ -42,6 +53,40 @@ pub(crate) fn to_denied(frame: &Frame, packet: &Packet, head: &[u8]) -> Option<V
 pub(crate) fn is_echo(packet: &Packet, kind: u8) -> bool {
     let echo = if packet.target.is_ipv4() { icmpv4::TYPE_ECHO_REQUEST } else { icmpv6::TYPE_ECHO_REQUEST };
     kind == echo
+}
+
+/// The answer to a question of ARP (RFC 826) in a frame: the router has the address. There is none to a probe
+/// and to an announcement.
+pub(crate) fn to_arp(frame: &[u8]) -> Option<Vec<u8>> {
+    let asked = ArpPacketSlice::from_slice(frame.get(ETHERNET..)?).ok()?;
+    let (sender, target) = (asked.sender_protocol_addr(), asked.target_protocol_addr());
+    if asked.operation() != ArpOperation::REQUEST || sender == target || sender.iter().all(|byte| *byte == 0)
+    {
+        return None;
+    }
+    let mac: Mac = asked.sender_hw_addr().try_into().ok()?;
+    let (kind, answer) = (ArpHardwareId::ETHERNET, ArpOperation::REPLY);
+    let answer = ArpPacket::new(kind, ether_type::IPV4, answer, &ROUTER, target, &mac, sender).ok()?;
+    let ethernet = Ethernet2Header { source: ROUTER, destination: mac, ether_type: ether_type::ARP };
+    Some([&ethernet.to_bytes()[..], &answer.to_bytes()].concat())
+}
+
+/// The answer to a solicitation of a neighbour (RFC 4861, section 4.4) by `sender`, which has this hardware
+/// address: the router has the address that is asked for. There is none to one without a sender, or about
+/// itself.
+pub(crate) fn to_solicitation(mac: Mac, sender: IpAddr, asked: Ipv6Addr) -> Option<Vec<u8>> {
+    let IpAddr::V6(sender) = sender else { return None };
+    if sender.is_unspecified() || sender == asked {
+        return None;
+    }
+    let body = [&asked.octets()[..], &[TARGET_LINK_LAYER, 1], &ROUTER].concat();
+    let kind = icmpv6::TYPE_NEIGHBOR_ADVERTISEMENT;
+    let message = Icmpv6Type::Unknown { type_u8: kind, code_u8: 0, bytes5to8: SOLICITED_BY_ROUTER };
+    let packet = PacketBuilder::ethernet2(ROUTER, mac).ipv6(asked.octets(), sender.octets(), OF_LINK);
+    let packet = packet.icmpv6(message);
+    let mut bytes = Vec::with_capacity(packet.size(body.len()));
+    packet.write(&mut bytes, &body).ok()?;
+    Some(bytes)
 }
 
 fn is_group(address: IpAddr) -> bool {

@@ -100,7 +100,7 @@ impl Wire {
                 self.resets_to_guest += usize::from(held.to_guest.is_some());
                 self.causes.extend(held.cause.map(|cause| cause.to_string()));
             }
-            Outcome::Take(other) => panic!("{other:?}"),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -8,6 +8,7 @@ use etherparse::icmpv6;
 
 use super::{Filter, Outcome, drop_of};
 use crate::frame::{Arp, Frame, Mac, Malformed, Packet, Transport, is_link_local};
+use crate::reply;
 
 /// Ports of DHCP (RFC 2131, section 4.1) and DHCPv6 (RFC 8415, section 7.2): those of clients and servers.
 pub(super) const DHCP: [u16; 2] = [68, 67];
@@ -16,8 +17,6 @@ pub(super) const DHCP6: [u16; 2] = [546, 547];
 const DHCP6_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-/// The hop limit of neighbour discovery: such a packet has passed no router (RFC 4861, section 7.1).
-const OF_LINK: u8 = 255;
 /// Time for answers of DHCP.
 const ASKS: Duration = Duration::from_secs(60);
 /// Most bytes of messages that pass whatever the policy says: a padded frame of ARP, the body of a message of
@@ -104,10 +103,21 @@ impl Filter {
         };
         let advertises = kind == icmpv6::TYPE_NEIGHBOR_ADVERTISEMENT;
         let is_own = address.is_none_or(|address| !advertises || self.may_send_from(address.into()));
-        match is_own && self.are_own(options) {
-            true => Outcome::Pass,
-            false => drop_of(Malformed::Neighbour),
+        if !is_own || !self.are_own(options) {
+            return drop_of(Malformed::Neighbour);
         }
+        let solicits = kind == icmpv6::TYPE_NEIGHBOR_SOLICITATION;
+        let asked = address.filter(|_| solicits);
+        let answer = asked.and_then(|asked| reply::to_solicitation(frame.source, packet.source, asked));
+        self.of_neighbour(target.into(), answer)
+    }
+
+    /// The fate of a guest's question for a neighbour, if it is one that has an answer. Behind the host's own
+    /// sockets nobody answers for a version of IP without a route, and the guest would wait for seconds before
+    /// its programs hear of it. Its packets are rejected.
+    pub(super) fn of_neighbour(&self, of_version: IpAddr, answer: Option<Vec<u8>>) -> Outcome {
+        let is_lost = self.interface.is_routed && !self.judge.is_routed(of_version);
+        answer.filter(|_| is_lost).map_or(Outcome::Pass, Outcome::Answer)
     }
 
     /// Whether a message of this type goes to an address, and to a hardware address, where it belongs.
@@ -174,7 +184,7 @@ pub(super) const GOT: [u8; 3] = [
 
 /// Whether a message is one of these, and from this link.
 pub(super) fn is_discovery(packet: &Packet, kind: u8, kinds: [u8; 3]) -> bool {
-    packet.target.is_ipv6() && packet.hop_limit == OF_LINK && kinds.contains(&kind)
+    packet.target.is_ipv6() && packet.hop_limit == reply::OF_LINK && kinds.contains(&kind)
 }
 
 fn is_link_local_v6(address: IpAddr) -> bool {

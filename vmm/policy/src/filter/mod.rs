@@ -18,7 +18,7 @@ mod tests;
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -98,6 +98,8 @@ pub enum Outcome {
     Pass,
     /// It does not. The guest may get a frame as the answer.
     Stop(Cause, Option<Vec<u8>>),
+    /// The device answers it with this frame.
+    Answer(Vec<u8>),
     /// The device takes all of it.
     Take(Taken),
 }
@@ -273,7 +275,9 @@ impl Filter {
             Content::Packet(packet) if offload.fits(packet, len) => packet,
             Content::Packet(_) => return drop_of(Malformed::Offload),
             _ if !offload.is_none() => return drop_of(Malformed::Offload),
-            Content::Arp(arp) if len <= LONGEST_ARP && self.is_own_arp(arp) => return Outcome::Pass,
+            Content::Arp(arp) if len <= LONGEST_ARP && self.is_own_arp(arp) => {
+                return self.of_neighbour(Ipv4Addr::UNSPECIFIED.into(), reply::to_arp(head));
+            }
             Content::Groups { source, kind } if self.may_report(*source, *kind) => return Outcome::Pass,
             Content::Arp(_) | Content::Groups { .. } => return drop_of(Malformed::Neighbour),
         };

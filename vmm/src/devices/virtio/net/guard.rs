@@ -240,6 +240,10 @@ impl Guard {
         match self.filter.outgoing(head, len, offload, now) {
             Outcome::Pass => Passage::Passes,
             Outcome::Take(taken) => Passage::Takes(taken),
+            Outcome::Answer(answer) => {
+                self.answer(Some(answer));
+                Passage::Drops
+            }
             Outcome::Stop(cause, answer) => {
                 self.note(&cause, "from the guest");
                 self.answer(answer);
@@ -341,6 +345,7 @@ impl Guard {
                 self.relay_back(frame, is_trusted, now);
                 Passage::Takes(taken)
             }
+            Outcome::Answer(_) => Passage::Drops, // to frames of the guest alone
             Outcome::Stop(cause, answer) => {
                 self.note(&cause, "to the guest");
                 self.answer(answer);

@@ -1,17 +1,14 @@
 //! A network of the host's kernel with address translation ([`crate::nat`]), as the other end of a device.
 
+use volt_policy::ROUTER;
+
 use super::link_answers::{LINK_LOCAL, Link};
 use super::tap::Tap;
 use crate::config::devices::NetConfig;
-use crate::config::network::Mac;
 use crate::config::user_network::{ETHERNET_PACKET, IPV4, IPV6};
 use crate::error::{Error, Result};
 use crate::nat::NatSettings;
 use crate::paths;
-
-/// The router's hardware address, the same in all VMs: a clone's guest remembers it. It is that of a current
-/// passt, so that a guest may change from one to the other.
-const ROUTER: Mac = [0x9a, 0x55, 0x9a, 0x55, 0x9a, 0x55];
 
 /// Makes the network of a device. It ends with the tap.
 ///
