@@ -1,0 +1,57 @@
+//! What a policy may cost, and whether it costs no more.
+
+use volt_benches::stats::{micros, more, ratio};
+use volt_benches::table::Table;
+
+use crate::report::Row;
+use crate::workload::Workload;
+
+/// Least speed with the policy, of that without.
+const LEAST_SPEED: f64 = 0.95;
+/// Most that the policy adds to a round trip, in microseconds, and to a connection's first byte, in
+/// milliseconds.
+const MOST_OF_ROUND_TRIP: f64 = 10.0;
+const MOST_OF_FIRST_BYTE: f64 = 1.0;
+
+/// The targets as a part of the page.
+pub fn text(rows: &[&Row]) -> String {
+    let columns = ["target", "limit", "p50", "met", "min", "met", "device's time", "met"];
+    let mut table = Table::new(&columns);
+    for row in rows.iter().filter(|row| !is_of_http(row.workload)) {
+        let ([off, on], [off_spent, on_spent]) = (row.times(), row.spent());
+        let name = format!("{}: {}", row.backend.name(), row.workload.name());
+        let device = micros(on_spent.percentile(50)) - micros(off_spent.percentile(50));
+        let cells = match row.workload {
+            Workload::Send | Workload::Receive => {
+                let ratios = [ratio(off.percentile(50), on.percentile(50)), ratio(off.min(), on.min())];
+                // The device's own time, of that of the transfer.
+                let own = 1.0 - device / micros(off.percentile(50));
+                cells("at least 0.95", [ratios[0], ratios[1], own], 3, |ratio| ratio >= LEAST_SPEED)
+            }
+            Workload::Ping => {
+                let mores = [50, 0].map(|at| more(&on, &off, at) * 1e3);
+                cells("10 µs more", [mores[0], mores[1], device], 1, |more| more <= MOST_OF_ROUND_TRIP)
+            }
+            _ => {
+                let mores = [50, 0].map(|at| more(&on, &off, at));
+                let numbers = [mores[0], mores[1], device / 1e3];
+                cells("1 ms more", numbers, 3, |more| more <= MOST_OF_FIRST_BYTE)
+            }
+        };
+        table.row([name].into_iter().chain(cells));
+    }
+    format!(
+        "## Targets\n\nThe policy is to cost at most 5 % of the throughput of TCP, at most 10 µs of a round \
+         trip, and at most 1 ms of a new connection's first byte. Medians and minima are by the guest's \
+         clock. The last two columns count the processor time of volt-vmm's device alone.\n\n{table}"
+    )
+}
+
+fn cells(limit: &str, numbers: [f64; 3], digits: usize, is_met: impl Fn(f64) -> bool) -> Vec<String> {
+    let pair = |number| [format!("{number:.digits$}"), if is_met(number) { "yes" } else { "no" }.to_owned()];
+    [limit.to_owned()].into_iter().chain(numbers.into_iter().flat_map(pair)).collect()
+}
+
+fn is_of_http(workload: Workload) -> bool {
+    matches!(workload, Workload::HttpReceive | Workload::HttpConnect)
+}
