@@ -155,7 +155,7 @@ network() {
         files+=(--file "$path:/lab/${tool%:*}")
     done
     # shellcheck disable=SC2016 # expanded in the lab
-    scripts/lab.sh ${LABX---count-instructions} --memory 3072 --time 3000 "${files[@]}" "${outs[@]}" -- \
+    scripts/lab.sh --count-instructions --memory 3072 --time 3000 "${files[@]}" "${outs[@]}" -- \
         sh -c 'mkdir -p /lab/benches /lab/docs /dev/shm && touch /etc/resolv.conf
             export CARGO_MANIFEST_DIR=/lab/benches && exec network-bench "$@"' sh \
         --volt-vmm /lab/volt-vmm --kernel /lab/vmlinux --initrd /lab/initrd "$@"

@@ -6,9 +6,10 @@
 //! ```
 //!
 //! `backends` boots one guest for each backend, which takes the orders of `workload`. `servers` is the other
-//! side. `report` makes the tables.
+//! side. `report` makes the tables, and `copies` times a part of the device by itself.
 
 mod backends;
+mod copies;
 mod options;
 mod report;
 mod servers;
@@ -60,6 +61,11 @@ fn run(options: &Options) -> Result<()> {
         circumstances("network", &command_line::given(), load)
     ));
     report::say(&mut document, options, &rows);
+    document.say(&format!(
+        "## The copy of a frame to the guest\n\n{}\n\n{}",
+        copies::ABOUT,
+        copies::table()?
+    ));
     for vm in vms.iter().filter(|vm| vm.resets > 0) {
         let (name, count) = (vm.backend.name(), vm.resets);
         document.say(&format!("{name}: {count} runs were repeated because a connection was reset.\n"));
@@ -69,7 +75,12 @@ fn run(options: &Options) -> Result<()> {
 
 /// Measures all in turn.
 fn measure(vms: &mut [Vm], options: &Options) -> Result<Vec<Row>> {
-    let mut rows: Vec<_> = vms.iter().map(|vm| Workload::ALL.map(|act| Row::new(vm.backend, act))).collect();
+    let is_wanted = |workload: &Workload| workload.name().contains(&options.part_of_name);
+    let rows_of = |vm: &Vm| -> Vec<Row> {
+        let wanted = Workload::ALL.into_iter().filter(is_wanted);
+        wanted.map(|workload| Row::new(vm.backend, workload)).collect()
+    };
+    let mut rows: Vec<_> = vms.iter().map(rows_of).collect();
     // A first round is for the caches of all, and does not count.
     for round in 0..=options.rounds {
         eprintln!("round {round} of {}", options.rounds);

@@ -30,6 +30,10 @@ pub struct Options {
     #[command(flatten)]
     pub only: Only<Backend>,
 
+    /// Measure only workloads whose names contain this text, such as "round trip"
+    #[arg(long = "match", value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub part_of_name: String,
+
     #[command(flatten)]
     pub program: Program,
 

@@ -63,6 +63,7 @@ impl Row {
 /// Says all that was measured.
 pub fn say(document: &mut Document, options: &Options, rows: &[Row]) {
     document.say(&preface(options));
+    document.say(place());
     let judged = |is: fn(Workload) -> bool| {
         rows.iter().filter(move |row| row.backend.has_policy() && is(row.workload)).collect::<Vec<_>>()
     };
@@ -106,6 +107,25 @@ fn preface(options: &Options) -> String {
          policy with the rest: differences of this size are noise.\n",
         options.rounds, options.ms
     )
+}
+
+/// What limits the measurements of this host.
+fn place() -> &'static str {
+    if std::env::var_os("VOLT_LAB").is_some() {
+        "The clock counts instructions, 2 ns each, of one emulated processor, which the guest, the VMM, the \
+         host's kernel and the servers share. A row therefore counts the work of all of them, whatever else \
+         this machine does. On hardware they work at the same time, and the slowest one decides. Exits of \
+         the guest and stalls of memory are not counted. The processor copies 8 bytes by an instruction at \
+         most, or 16, where hardware copies 32 and more: copies weigh more here.\n"
+    } else if volt_vmm::internal::host::kvm_module() == Some("kvm_pvm") {
+        "The KVM of this host is a software one. It emulates the guest's kernel, at a million instructions a \
+         second. The guest's TCP is therefore the limit of each row, a thousand times slower than on a KVM \
+         that uses the processor's virtualization, and hides all else. The processor time of the device is \
+         real. [In the lab](benchmarks-network-lab.md), guest and host are equally fast. `vhost=on` of QEMU \
+         was not measured: this host has no `/dev/vhost-net`.\n"
+    } else {
+        ""
+    }
 }
 
 fn bulk(rows: &[&Row]) -> Table {
