@@ -26,7 +26,7 @@ const DEVICE_THREAD: &str = "volt-net-";
 const GUEST: &str = "10.118.111.15/24";
 const GATEWAY: &str = "10.118.111.2";
 
-/// What an interface leads to.
+/// The other end of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     User,

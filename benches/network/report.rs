@@ -109,14 +109,13 @@ fn preface(options: &Options) -> String {
     )
 }
 
-/// What limits the measurements of this host.
+/// Limits of measurements on this host.
 fn place() -> &'static str {
     if std::env::var_os("VOLT_LAB").is_some() {
-        "The clock counts instructions, 2 ns each, of one emulated processor, which the guest, the VMM, the \
-         host's kernel and the servers share. A row therefore counts the work of all of them, whatever else \
-         this machine does. On hardware they work at the same time, and the slowest one decides. Exits of \
-         the guest and stalls of memory are not counted. The processor copies 8 bytes by an instruction at \
-         most, or 16, where hardware copies 32 and more: copies weigh more here.\n"
+        "The guest, the VMM, the host's kernel and the servers share one emulated processor, so a row counts \
+         the work of all of them. On hardware they work at the same time, and the slowest one decides. The \
+         emulator copies 8 or 16 bytes by an instruction where hardware copies 32 and more: copies weigh \
+         more here. Exits of the guest and thread switches do, too.\n"
     } else if volt_vmm::internal::host::kvm_module() == Some("kvm_pvm") {
         "The KVM of this host is a software one. It emulates the guest's kernel, at a million instructions a \
          second. The guest's TCP is therefore the limit of each row, a thousand times slower than on a KVM \

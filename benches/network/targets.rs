@@ -1,4 +1,4 @@
-//! What a policy may cost, and whether it costs no more.
+//! Limits for the cost of a policy, and whether it keeps them.
 
 use volt_benches::stats::{micros, more, ratio};
 use volt_benches::table::Table;

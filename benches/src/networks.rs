@@ -82,7 +82,7 @@ impl Beyond {
     /// Calls `act` on a thread in the network. Sockets that it opens stay there, and processes.
     ///
     /// # Errors
-    /// That of the call.
+    /// The call fails.
     pub fn inside<T: Send>(&self, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let enter_and_act = || {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))
