@@ -40,7 +40,7 @@ impl Row {
     }
 
     /// Times without the policy, of every other run and of the rest.
-    fn halves(&self) -> [Times; 2] {
+    pub fn halves(&self) -> [Times; 2] {
         let runs = &self.samples[0];
         [0, 1].map(|half| self.times_of(runs.iter().skip(half).step_by(2)))
     }
@@ -115,9 +115,9 @@ fn place() -> &'static str {
         "The guest, the VMM, the host's kernel and the servers share one emulated processor, so a row counts \
          the work of all of them. On hardware they work at the same time, and the slowest one decides. The \
          emulator copies 8 or 16 bytes by an instruction where hardware copies 32 and more: copies weigh \
-         more here. Exits of the guest and thread switches do, too. Rows to the guest behind passt vary most, under \
-         QEMU as well: in a run of 14 connections without a policy, the guest's kernel counted 5,172 segments \
-         of bytes that it had, and 5,313 out of order, of 30,318.\n"
+         more here. Exits of the guest and thread switches do, too. Rows to the guest behind passt vary \
+         most, under QEMU as well: in a run of 14 connections without a policy, the guest's kernel counted \
+         5,172 segments of bytes that it had, and 5,313 out of order, of 30,318.\n"
     } else if volt_vmm::internal::host::kvm_module() == Some("kvm_pvm") {
         "The KVM of this host is a software one. It emulates the guest's kernel, at a million instructions a \
          second. The guest's TCP is therefore the limit of each row, a thousand times slower than on a KVM \
