@@ -8,6 +8,7 @@
 #   benches/lab.sh claim [OPTION...] > docs/benchmarks-claim-lab.md      times commands in VMs of an image
 #   benches/lab.sh workloads [--write-docs] [OPTION...]                  runs workloads in a VM of an image
 #   benches/lab.sh crowd [--write-docs] [OPTION...]                      runs many VMs of one image
+#   benches/lab.sh network [--write-docs] [OPTION...]                    measures backends of a network
 #
 # OPTION is an option of the benchmark: see `cargo bench --locked -p volt-benches --bench restore -- --help`,
 # and the same with `--bench devices` for devices and instructions, and for the others with their names.
@@ -16,7 +17,7 @@ cd "$(dirname "$0")/.."
 
 what=restore
 case ${1-} in
-    restore | devices | instructions | claim | workloads | crowd) what=$1 && shift ;;
+    restore | devices | instructions | claim | workloads | crowd | network) what=$1 && shift ;;
 esac
 bench=${what/instructions/devices}
 
@@ -42,13 +43,13 @@ END_OF_TEXT
         --runs 20 --qemu-runs 0 --only whole,library "$@"
 }
 
-# Sets $files to the files that the devices benchmark needs. A microvm of QEMU boots an ELF kernel by its
+# Sets $files to the files that a benchmark beside QEMU needs. A microvm of QEMU boots an ELF kernel by its
 # firmware and option ROM.
 collect_files() {
     local file
     file=$(command -v qemu-system-x86_64) ||
         { echo "benches/lab.sh: qemu-system-x86_64 is missing; install qemu-system-x86" >&2 && exit 1; }
-    files=(--file "$program:/lab/devices-bench" --file "$volt:/lab/volt-vmm")
+    files=(--file "$program:/lab/$bench-bench" --file "$volt:/lab/volt-vmm")
     files+=(--file "$file:/usr/bin/qemu-system-x86_64")
     files+=(--file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd")
     for file in bios-microvm.bin linuxboot_dma.bin pvh.bin kvmvapic.bin; do
@@ -141,6 +142,24 @@ workloads() {
 crowd() {
     collect_image_files
     with_images 6144 3000 "$@"
+}
+
+# Its clock does not count instructions: QEMU 7.2 then stalls sooner or later in this benchmark. Guests keep
+# their timer tick, as above.
+network() {
+    local outs=() tool path page=docs/benchmarks-network-lab.md
+    [[ " $* " != *" --write-docs "* ]] || outs=(--out "/lab/$page:$page")
+    collect_files
+    for tool in ip:iproute2 passt:passt; do
+        path=$(PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}") ||
+            { echo "benches/lab.sh: ${tool%:*} is missing; install ${tool#*:}" >&2 && exit 1; }
+        files+=(--file "$path:/lab/${tool%:*}")
+    done
+    # shellcheck disable=SC2016 # expanded in the lab
+    scripts/lab.sh --memory 3072 --time 3000 "${files[@]}" "${outs[@]}" -- \
+        sh -c 'mkdir -p /lab/benches /lab/docs /dev/shm && touch /etc/resolv.conf
+            export CARGO_MANIFEST_DIR=/lab/benches && exec network-bench "$@"' sh \
+        --volt-vmm /lab/volt-vmm --kernel /lab/vmlinux --initrd /lab/initrd --cmdline "$CMDLINE" "$@"
 }
 
 IMAGE=python-tree:1

@@ -1,12 +1,10 @@
 //! How fast the virtio devices of a Linux guest are, beside QEMU microvm's. See [`Options`].
 //!
-//! `vms` boots the same guest under both. `guest` gives it the orders of `workload`, and `peer` is the other
-//! side of its streams. `counters` reads the host's counters meanwhile. `report` writes the page.
+//! `vms` boots the same guest under both, which takes the orders of `workload`. `counters` reads the host's
+//! counters meanwhile. `report` writes the page.
 
 mod counters;
-mod guest;
 mod options;
-mod peer;
 mod report;
 mod vms;
 mod workload;
@@ -19,7 +17,7 @@ use options::{Options, Part};
 use report::Row;
 use vms::{Parts, Vm};
 use volt_benches::scratch::Scratch;
-use volt_benches::{OrSay, Result, built, command_line, host};
+use volt_benches::{OrSay, Result, built, command_line, host, peer};
 use workload::{Sample, Way, Workload};
 
 fn main() -> ExitCode {

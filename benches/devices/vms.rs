@@ -5,10 +5,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use volt_benches::guest::Guest;
 use volt_benches::scratch::Scratch;
 use volt_benches::{OrSay, Result, snapshots};
-
-use crate::guest::Guest;
 
 const MEMORY_MIB: u64 = 256;
 const IMAGE_MIB: u64 = 64;

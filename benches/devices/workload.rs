@@ -4,12 +4,12 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::thread::JoinHandle;
 
+use volt_benches::guest::Measured;
+use volt_benches::peer::{Place, Role};
 use volt_benches::{OrSay, Result};
 
 use crate::counters::Counts;
-use crate::guest::Measured;
 use crate::options::{self, Options};
-use crate::peer::{Place, Role};
 use crate::vms::{ENGINES, Vm};
 
 /// The port of the host where the guest's streams end.

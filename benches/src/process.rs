@@ -1,6 +1,7 @@
 //! Processes that are timed: from exec to the first byte on standard output.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -29,6 +30,14 @@ pub fn run_to_end(program: &Path) -> Result<Duration> {
     let start = Instant::now();
     Command::new(program).output().or_say(&format!("run {}", program.display()))?;
     Ok(start.elapsed())
+}
+
+/// Lets the kernel end a process that this thread starts, when the thread ends, by a signal too.
+#[allow(unsafe_code)]
+pub fn end_with_this_thread(command: &mut Command) -> &mut Command {
+    let ask = || Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?);
+    // SAFETY: between fork and exec one system call is made.
+    unsafe { command.pre_exec(ask) }
 }
 
 /// A running process, ended with its owner.

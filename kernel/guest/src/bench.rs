@@ -1,20 +1,19 @@
-//! `bench-disk` and `bench-stream`: measure disks and streams by the guest's clock.
+//! `bench-disk`: measures disks by the guest's clock.
 //!
-//! Each prints one line, `measured OPERATIONS BYTES NANOSECONDS P50 P90 P99`. The last three are percentiles
-//! of one operation's duration in nanoseconds.
+//! Each measurement prints one line, `measured OPERATIONS BYTES NANOSECONDS P50 P90 P99`. The last three are
+//! percentiles of one operation's duration in nanoseconds. A line `each NANOSECONDS…` follows with durations
+//! of up to 256 operations, taken evenly from the shortest to the longest.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::net::TcpStream;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{Seek, SeekFrom};
 
 use crate::aio::Disk;
 use crate::console;
 use crate::outcome::Outcome;
 use crate::system;
 
-/// Bytes of one read or write of a stream.
-const CHUNK: usize = 64 << 10;
+/// Most durations of single operations that a measurement prints.
+const MOST_PRINTED: usize = 256;
 
 /// `bench-disk PATH read|write|random-read|random-write KIB DEPTH MS`: sends requests of KIB to a raw disk
 /// for MS, up to DEPTH at a time.
@@ -72,68 +71,23 @@ pub(crate) fn disk(path: &str, act: &str, kib: u64, depth: u64, ms: u64) -> Outc
     Ok(())
 }
 
-/// `bench-stream TO send|receive|ping MS`: moves bytes over a stream to `tcp:ADDRESS:PORT` or `vsock:PORT`.
-///
-/// The other side of `send` reads to the end and closes, that of `receive` writes while it can, and that of
-/// `ping` returns each byte.
-pub(crate) fn stream(to: &str, act: &str, ms: u64) -> Outcome {
-    let named = |error: std::io::Error| format!("{to}: {error}");
-    let mut stream = match to.split_once(':') {
-        Some(("tcp", address)) => {
-            let stream = TcpStream::connect(address).map_err(named)?;
-            stream.set_nodelay(true).map_err(named)?;
-            File::from(OwnedFd::from(stream))
-        }
-        Some(("vsock", port)) => {
-            let port = port.parse().map_err(|_| format!("{port}: no port"))?;
-            File::from(system::vsock_connect(port).map_err(named)?)
-        }
-        _ => return Err(format!("no such stream: {to}")),
-    };
-    let mut bytes = vec![7; CHUNK];
-    let mut measurement = Measurement::begin(ms);
-    let mut before = measurement.start;
-    while before < measurement.end {
-        let moved = match act {
-            "send" => stream.write(&bytes),
-            "receive" => stream.read(&mut bytes),
-            "ping" => stream.write_all(&[1]).and_then(|()| stream.read_exact(&mut bytes[..1])).map(|()| 1),
-            _ => return Err(format!("no such way to use a stream: {act}")),
-        };
-        match moved.map_err(named)? {
-            0 => return Err(format!("{to}: the other side has closed it")),
-            moved => measurement.bytes += moved as u64,
-        }
-        let now = system::clock_ns(libc::CLOCK_MONOTONIC);
-        measurement.times.push(now - before);
-        before = now;
-    }
-    if act == "send" {
-        // The other side closes the stream after the last byte, so the time includes all bytes' arrival.
-        system::shut_down_writing(stream.as_raw_fd()).map_err(named)?;
-        let _ = stream.read(&mut bytes);
-    }
-    measurement.report();
-    Ok(())
-}
-
 /// The operations of a benchmark and their durations.
-struct Measurement {
-    start: u64,
-    end: u64,
-    bytes: u64,
-    times: Vec<u64>,
+pub(crate) struct Measurement {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) bytes: u64,
+    pub(crate) times: Vec<u64>,
 }
 
 impl Measurement {
     /// Begins a benchmark of `ms` milliseconds.
-    fn begin(ms: u64) -> Self {
+    pub(crate) fn begin(ms: u64) -> Self {
         let start = system::clock_ns(libc::CLOCK_MONOTONIC);
         Self { start, end: start + ms * 1_000_000, bytes: 0, times: Vec::with_capacity(1 << 16) }
     }
 
-    /// Ends the benchmark and prints its line.
-    fn report(mut self) {
+    /// Ends the benchmark and prints its lines.
+    pub(crate) fn report(mut self) {
         let ns = system::clock_ns(libc::CLOCK_MONOTONIC) - self.start;
         self.times.sort_unstable();
         let count = self.times.len();
@@ -141,5 +95,9 @@ impl Measurement {
             |percent: usize| self.times.get((count * percent).div_ceil(100).saturating_sub(1)).unwrap_or(&0);
         let [p50, p90, p99] = [50, 90, 99].map(percentile);
         console::line(&format!("measured {count} {} {ns} {p50} {p90} {p99}", self.bytes));
+        let printed = count.min(MOST_PRINTED);
+        // The middle of each part of the sorted durations.
+        let each = (0..printed).map(|part| self.times[(2 * part + 1) * count / (2 * printed)].to_string());
+        console::line(&format!("each {}", each.collect::<Vec<_>>().join(" ")));
     }
 }

@@ -13,6 +13,7 @@
 mod aio;
 mod avx;
 mod bench;
+mod bench_stream;
 mod clock_watch;
 mod command_line;
 mod console;

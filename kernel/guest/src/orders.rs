@@ -2,8 +2,8 @@
 
 use crate::outcome::Outcome;
 use crate::{
-    avx, bench, clock_watch, console, counter, files, processors, programs, randomness, shutdown, sleepers,
-    streams, system,
+    avx, bench, bench_stream, clock_watch, console, counter, files, processors, programs, randomness,
+    shutdown, sleepers, streams, system,
 };
 
 /// Executes one order and ends its answer.
@@ -85,7 +85,11 @@ fn dispatch(name: &str, rest: &str) -> Outcome {
         "bench-disk" => words(rest).and_then(|[path, act, kib, depth, ms]| {
             bench::disk(path, act, number(kib, "KIB")?, number(depth, "DEPTH")?, number(ms, "MS")?)
         }),
-        "bench-stream" => words(rest).and_then(|[to, act, ms]| bench::stream(to, act, number(ms, "MS")?)),
+        "bench-stream" => {
+            words(rest).and_then(|[to, act, ms]| bench_stream::stream(to, act, number(ms, "MS")?))
+        }
+        "bench-connect" => words(rest).and_then(|[to, ms]| bench_stream::connect(to, number(ms, "MS")?)),
+        "ask" => words(rest).and_then(|[server, name]| bench_stream::ask(server, name)),
         // Shutdown. These end their answer first, since the machine ends.
         "poweroff" => shutdown::power_off(name),
         "reboot" => shutdown::reboot(name),

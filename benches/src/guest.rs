@@ -5,28 +5,34 @@ use std::process::{ChildStdin, Command};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use volt_benches::process::Running;
-use volt_benches::{OrSay, Result};
+use crate::process::Running;
+use crate::{OrSay, Result};
 
 /// How long a guest may be silent.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A VM whose guest takes orders. Dropped, it is ended.
+#[derive(Debug)]
 pub struct Guest {
     name: &'static str,
     input: ChildStdin,
     lines: Receiver<String>,
-    _vmm: Running,
+    vmm: Running,
 }
 
 /// Result of a measurement in the guest.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Measured {
+    /// Number of operations.
     pub operations: u64,
+    /// Number of bytes that they moved.
     pub bytes: u64,
+    /// Time of all.
     pub took: Duration,
     /// How long single operations took: p50, p90 and p99.
     pub each: [Duration; 3],
+    /// How long single operations took: up to 256 of them, taken evenly from the shortest to the longest.
+    pub durations: Vec<Duration>,
 }
 
 impl Guest {
@@ -44,7 +50,7 @@ impl Guest {
                 }
             }
         });
-        let guest = Self { name, input, lines, _vmm: running };
+        let guest = Self { name, input, lines, vmm: running };
         guest.lines_until(|line| line.starts_with("volt-init: ready"))?;
         Ok(guest)
     }
@@ -70,8 +76,13 @@ impl Guest {
     /// As [`Guest::order`].
     pub fn measure(&mut self, order: &str) -> Result<Measured> {
         let lines = self.order(order)?;
-        let parsed = lines.iter().find_map(|line| parse(line.strip_prefix("measured ")?));
-        parsed.ok_or_else(|| format!("{}: {order}: no measurement in {lines:?}", self.name))
+        parse(&lines).ok_or_else(|| format!("{}: {order}: no measurement in {lines:?}", self.name))
+    }
+
+    /// Process id of the VMM.
+    #[must_use]
+    pub fn vmm_id(&self) -> u32 {
+        self.vmm.id()
     }
 
     fn lines_until(&self, is_last: impl Fn(&str) -> bool) -> Result<Vec<String>> {
@@ -89,13 +100,17 @@ impl Guest {
     }
 }
 
-fn parse(text: &str) -> Option<Measured> {
-    let numbers: Vec<u64> = text.split(' ').map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
-    let [operations, bytes, took, each @ ..] = numbers[..].try_into().ok().map(|all: [u64; 6]| all)?;
+fn parse(lines: &[String]) -> Option<Measured> {
+    let numbers = |name: &str| -> Option<Vec<u64>> {
+        let text = lines.iter().find_map(|line| line.strip_prefix(name))?;
+        text.split_whitespace().map(|word| word.parse().ok()).collect()
+    };
+    let [operations, bytes, took, each @ ..] = <[u64; 6]>::try_from(numbers("measured ")?).ok()?;
     Some(Measured {
         operations,
         bytes,
         took: Duration::from_nanos(took),
         each: each.map(Duration::from_nanos),
+        durations: numbers("each")?.into_iter().map(Duration::from_nanos).collect(),
     })
 }

@@ -1,7 +1,7 @@
 //! The other side of a guest's streams, on the host.
 
 use std::io::{Read, Result, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,13 +23,17 @@ pub enum Role {
 }
 
 /// Where the guest connects to.
+#[derive(Debug)]
 pub enum Place {
+    /// A port.
     Tcp(TcpListener),
+    /// A socket of the file system.
     Unix(UnixListener),
 }
 
 impl Place {
     /// Waits in the background for one connection, and plays the role on it.
+    #[must_use]
     pub fn serve(self, role: Role) -> JoinHandle<Result<()>> {
         std::thread::spawn(move || match self {
             Self::Tcp(listener) => {
@@ -43,7 +47,11 @@ impl Place {
 }
 
 impl Role {
-    fn play(self, mut stream: impl Stream) -> Result<()> {
+    /// Plays the role on a stream to its end.
+    ///
+    /// # Errors
+    /// The stream breaks.
+    pub fn play(self, mut stream: impl Read + Write) -> Result<()> {
         let mut bytes = vec![7; CHUNK];
         match self {
             Self::Sink => while stream.read(&mut bytes)? > 0 {},
@@ -59,12 +67,11 @@ impl Role {
     }
 }
 
-trait Stream: Read + Write {}
-impl Stream for TcpStream {}
-impl Stream for UnixStream {}
-
 /// How fast bytes go through a unix socket between two threads of this program: what a stream over vsock is
 /// measured by.
+///
+/// # Errors
+/// The socket breaks.
 pub fn unix_copy(ms: u64) -> Result<Measured> {
     let (mut writer, reader) = UnixStream::pair()?;
     let sink = std::thread::spawn(move || Role::Sink.play(reader));
@@ -78,5 +85,11 @@ pub fn unix_copy(ms: u64) -> Result<Measured> {
     let done = sink.join();
     let took = start.elapsed();
     done.unwrap_or(Ok(()))?;
-    Ok(Measured { operations, bytes: operations * CHUNK as u64, took, each: [Duration::ZERO; 3] })
+    Ok(Measured {
+        operations,
+        bytes: operations * CHUNK as u64,
+        took,
+        each: [Duration::ZERO; 3],
+        durations: Vec::new(),
+    })
 }
