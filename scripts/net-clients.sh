@@ -66,7 +66,8 @@ directory, name, info = sys.argv[1], "volt_demo-1-py3-none-any.whl", "volt_demo-
 with zipfile.ZipFile(f"{directory}/{name}", "w") as wheel:
     wheel.writestr("volt_demo.py", 'TEXT = "a module of the project"\n')
     wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: volt-demo\nVersion: 1\n")
-    wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\nGenerator: demo\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    fields = ["Wheel-Version: 1.0", "Generator: demo", "Root-Is-Purelib: true", "Tag: py3-none-any", ""]
+    wheel.writestr(info + "WHEEL", "\n".join(fields))
     wheel.writestr(info + "RECORD", "")
 with open(f"{directory}/index.html", "w") as index:
     index.write(f'<a href="{name}">{name}</a>')

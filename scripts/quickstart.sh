@@ -102,7 +102,8 @@ else
     echo '== run the image there too' >&2
     # shellcheck disable=SC2016 # the lab's variables
     scripts/lab.sh --file "$volt" --file "$guest:/lab/guest" --file "$archive:/lab/image.tar" \
-        --file "$(command -v passt):/lab/passt" --file scripts/demo-image.sh -- sh -c 'export VOLT_GUEST=/lab/guest VOLT_DATA_DIR=/lab/scratch/data
+        --file "$(command -v passt):/lab/passt" --file scripts/demo-image.sh -- sh -c '
+            export VOLT_GUEST=/lab/guest VOLT_DATA_DIR=/lab/scratch/data
             mkdir -p "$VOLT_DATA_DIR" && sh demo-image.sh /lab/volt-vmm /lab/image.tar '"$IMAGE"
 fi
 cat <<TEXT

@@ -197,7 +197,7 @@ print(*{file for module in sys.modules.values() if (file := getattr(module, "__f
 make_systemd() {
     scripts/image.sh systemd:1 "$work/systemd.tar" systemd systemd-sysv dash coreutils util-linux procps
 }
-# Makes an image with clients of networks and their site, in $work/net-clients: for --full and the test itself.
+# Makes an image with clients of networks, and their site: for --full and the test itself.
 make_net_clients() { scripts/net-clients.sh "$work/net-clients"; }
 # Fails if the kernel cannot be fetched. Where there is none to fetch, all labs take the stable one, and that
 # counts as skipped.

@@ -284,7 +284,8 @@ mod tests {
         let builder = builder.user("1:2").cwd("/srv").run_options(["--confine", "strict"]).image_command();
         let expected = "run --detach --rm --json --name=web --memory=1G --vcpus=2 --env=A=b c \
                         --volume=data:/data --publish=8080:80 --net=user --cold --disk-size=1G \
-                        --default-deny --allow=*.example.org:443 --deny=10.0.0.0/8 --user=1:2 --workdir=/srv --confine strict -- i";
+                        --default-deny --allow=*.example.org:443 --deny=10.0.0.0/8 --user=1:2 \
+                        --workdir=/srv --confine strict -- i";
         assert_eq!(line(&builder), expected);
     }
 

@@ -46,7 +46,7 @@ const VMM: &Rooms = &[
     ("error", ""),
     ("packets", ""),
     ("holders", ""),
-    ("host_network", ""),
+    ("host_network", "nat"),
     ("sockets", "holders"),
     ("sync", ""),
     ("timing", ""),

@@ -36,7 +36,8 @@ by_pip() {
         python3 -c 'import sys; sys.path.append("/modules"); import volt_demo; print(volt_demo.TEXT)'
 }
 by_apt() {
-    mkdir -p /var/lib/dpkg /var/lib/apt/lists/partial /var/cache/apt/archives/partial && touch /var/lib/dpkg/status
+    mkdir -p /var/lib/dpkg /var/lib/apt/lists/partial /var/cache/apt/archives/partial
+    touch /var/lib/dpkg/status
     rm -rf /var/lib/apt/lists/*_* /package && mkdir /package && cd /package
     echo "deb [trusted=yes] http://$1/debian ./" >/etc/apt/sources.list
     apt-get -qq -o APT::Sandbox::User=root -o Acquire::Retries=0 -o APT::Update::Error-Mode=any update &&

@@ -1,5 +1,6 @@
-//! Frames that answer a guest in the place of others. They tell that its packet is denied: a reset of TCP (RFC 9293, section 3.10.7.1), else
-//! "administratively prohibited" of ICMP (RFC 1812, section 5.2.7.1; RFC 4443, section 3.1).
+//! Frames that answer a guest in the place of others. They tell that its packet is denied: a reset of TCP
+//! (RFC 9293, section 3.10.7.1), else "administratively prohibited" of ICMP (RFC 1812, section 5.2.7.1;
+//! RFC 4443, section 3.1). They answer for neighbours.
 
 use std::net::{IpAddr, Ipv6Addr};
 

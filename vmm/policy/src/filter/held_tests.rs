@@ -566,8 +566,8 @@ proptest! {
                 }
             }
         }
-        // The stream is a message with an allowed name, from its first byte on, or nothing. A short first piece
-        // waits for the far side, and the guest may have begun anew meanwhile.
+        // The stream is a message with an allowed name, from its first byte on, or nothing. A short first
+        // piece waits for the far side, and the guest may have begun anew meanwhile.
         let stream = wire.stream();
         if is_allowed && (1..LEAST_FIRST).contains(&stream.len()) {
             prop_assert!(matches!(crate::read_hello(&stream), crate::HelloStart::Partial));

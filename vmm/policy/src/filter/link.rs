@@ -112,9 +112,9 @@ impl Filter {
         self.of_neighbour(target.into(), answer)
     }
 
-    /// The fate of a guest's question for a neighbour, if it is one that has an answer. Behind the host's own
-    /// sockets nobody answers for a version of IP without a route, and the guest would wait for seconds before
-    /// its programs hear of it. Its packets are rejected.
+    /// The fate of a guest's question for a neighbour, with the device's answer if it is a question. Behind
+    /// the host's own sockets, a version of IP without a route has no neighbours: the guest would wait for
+    /// seconds before its programs hear of it. With an answer it sends packets, which are rejected.
     pub(super) fn of_neighbour(&self, of_version: IpAddr, answer: Option<Vec<u8>>) -> Outcome {
         let is_lost = self.interface.is_routed && !self.judge.is_routed(of_version);
         answer.filter(|_| is_lost).map_or(Outcome::Pass, Outcome::Answer)
