@@ -17,11 +17,13 @@ use super::runs::IMAGE;
 const FAR: &str = "192.0.2.77";
 /// Between two reads of the server.
 const BETWEEN_READS: Duration = Duration::from_millis(100);
+/// Most bytes of each read that the server sends back.
+const SENT_BACK: usize = 16;
 /// Clones at once. The lab has memory for fewer: passt takes 30 MiB and more.
 const CLONES: usize = 100;
 const CLONES_IN_LAB: usize = 24;
 
-/// A server that slowly sends back what it gets.
+/// A server that reads slowly, and sends back the beginning of what it reads.
 #[derive(Default)]
 struct Echo {
     connections: Mutex<Vec<Arc<Connection>>>,
@@ -83,7 +85,8 @@ impl Connection {
             // Slowly, so that both sides wait for room all the time.
             thread::sleep(BETWEEN_READS);
             self.bytes.fetch_add(len as u64, Ordering::SeqCst);
-            if stream.write_all(&part[..len]).is_err() {
+            // Little: a client that blocks in its own write reads nothing meanwhile.
+            if stream.write_all(&part[..len.min(SENT_BACK)]).is_err() {
                 break;
             }
         }
