@@ -50,19 +50,6 @@ impl Segment {
     }
 }
 
-/// The first message of a client of TLS, with a server's name and a key as long as that of a browser (RFC
-/// 8446, section 4.1.2; RFC 6066, section 3).
-pub fn hello(name: &str) -> Vec<u8> {
-    let vector = |len: usize, content: &[u8]| [&content.len().to_be_bytes()[8 - len..], content].concat();
-    let extension = |kind: u8, content: &[u8]| [&[0, kind][..], &vector(2, content)].concat();
-    let names = vector(2, &[&[0][..], &vector(2, name.as_bytes())].concat());
-    let extensions = [extension(51, &[7; 1216]), extension(0, &names)].concat();
-    let (suites, compressions) = (vector(2, &[0x13, 1]), vector(1, &[0]));
-    let body = [&[3, 3][..], &[7; 32], &vector(1, &[9; 32]), &suites, &compressions, &vector(2, &extensions)];
-    let message = [&[1][..], &vector(3, &body.concat())].concat();
-    [&[22, 3, 1][..], &vector(2, &message)].concat()
-}
-
 /// A question for the address of a name (RFC 1035, section 4.1).
 pub fn question(name: &str) -> Vec<u8> {
     let labels = name.split('.').flat_map(|label| [&[label.len() as u8][..], label.as_bytes()].concat());

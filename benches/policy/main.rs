@@ -4,6 +4,8 @@
 //! The core of the policy works on frames in memory. Beside it stands the least that a frame costs anyway:
 //! its way through a socket, by two system calls, as between the device and passt.
 
+#[path = "../../kernel/guest/src/client_hello.rs"]
+mod client_hello;
 mod frames;
 
 use std::collections::HashSet;
@@ -16,7 +18,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use frames::{ACK, GUEST, GUEST_MAC, LONG, RST, SHORT, SYN, Segment, hello, question};
+use client_hello::client_hello;
+use frames::{ACK, GUEST, GUEST_MAC, LONG, RST, SHORT, SYN, Segment, question};
 use volt_benches::document::{Document, circumstances};
 use volt_benches::stats::{Times, ratio};
 use volt_benches::table::Table;
@@ -142,7 +145,7 @@ fn nanos(times: &Times) -> [String; 4] {
 
 /// Frames of an open connection, beside their way through a socket.
 fn frames_of_a_connection(count: usize, table: &mut Table) -> Result<()> {
-    let hello = hello("www.example.org");
+    let hello = client_hello("www.example.org");
     for (name, len, offload) in [
         ("1,514 bytes", SHORT, Offload { checksum: Some((34, 16)), segments: None }),
         ("65,054 bytes", LONG, CUT),
@@ -180,7 +183,7 @@ fn acts(count: usize, table: &mut Table) -> Result<()> {
         let [a, b, c, d] = nanos(times);
         table.row([name.to_owned(), a, b, c, d, String::new()]);
     };
-    let hello = hello("www.example.org");
+    let hello = client_hello("www.example.org");
     let mut filter = filter(1000)?;
     let mut port = 1000_u16;
     let connections = batches(count, 200, |_| {
@@ -228,7 +231,7 @@ fn resident() -> Result<u64> {
 
 /// Memory of a filter with so many rules and open connections.
 fn memory(rules: usize, connections: u16) -> Result<u64> {
-    let hello = hello("www.example.org");
+    let hello = client_hello("www.example.org");
     let before = resident()?;
     let mut filter = filter(rules)?;
     (0..connections).for_each(|number| assert_eq!(open(&mut filter, 1000 + number, &hello), 1));

@@ -182,7 +182,8 @@ pub fn systemd() -> Option<String> {
     (!systemd_image().exists()).then(lacks)
 }
 
-/// The directory with an image of network clients and the site that they get files from.
+/// The directory with `data`, volt-vmm's own with an image of network clients, and `site.tar`, the site that
+/// they get files from.
 #[must_use]
 pub fn net_clients_directory() -> PathBuf {
     std::env::var_os("VOLT_NET_CLIENTS").map_or_else(PathBuf::new, PathBuf::from)
@@ -192,7 +193,7 @@ pub fn net_clients_directory() -> PathBuf {
 #[must_use]
 pub fn net_clients() -> Option<String> {
     let lacks = || "no image in VOLT_NET_CLIENTS: scripts/test.sh --full makes it".to_owned();
-    (!net_clients_directory().join("image.tar").exists()).then(lacks)
+    (!net_clients_directory().join("site.tar").exists()).then(lacks)
 }
 
 /// Why no Linux can run, whichever kernel it has.

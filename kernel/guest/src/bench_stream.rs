@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::bench::Measurement;
+use crate::client_hello::{client_hello, vector};
 use crate::console;
 use crate::outcome::Outcome;
 use crate::system;
@@ -156,25 +157,8 @@ impl<'a> Target<'a> {
     fn opening(&self) -> Vec<u8> {
         match self {
             Self::Tcp(_) | Self::Vsock(_) => Vec::new(),
-            Self::Tls(_, name) => hello(name),
+            Self::Tls(_, name) => client_hello(name),
             Self::Http(_, name) => format!("GET / HTTP/1.1\r\nHost: {name}\r\n\r\n").into_bytes(),
         }
     }
-}
-
-/// The first message of a client of TLS, with a server's name and a key as long as that of a browser (RFC
-/// 8446, section 4.1.2; RFC 6066, section 3).
-fn hello(name: &str) -> Vec<u8> {
-    let extension = |kind: u8, content: &[u8]| [&[0, kind][..], &vector(2, content)].concat();
-    let names = vector(2, &[&[0][..], &vector(2, name.as_bytes())].concat());
-    let extensions = [extension(51, &[7; 1216]), extension(0, &names)].concat();
-    let (suites, compressions) = (vector(2, &[0x13, 1]), vector(1, &[0]));
-    let body = [&[3, 3][..], &[7; 32], &vector(1, &[9; 32]), &suites, &compressions, &vector(2, &extensions)];
-    let message = [&[1][..], &vector(3, &body.concat())].concat();
-    [&[22, 3, 1][..], &vector(2, &message)].concat()
-}
-
-/// Bytes behind their number, which takes `len` bytes.
-fn vector(len: usize, content: &[u8]) -> Vec<u8> {
-    [&content.len().to_be_bytes()[8 - len..], content].concat()
 }

@@ -14,6 +14,7 @@ mod aio;
 mod avx;
 mod bench;
 mod bench_stream;
+mod client_hello;
 mod clock_watch;
 mod command_line;
 mod console;

@@ -7,6 +7,7 @@ use std::thread::{Scope, ScopedJoinHandle, scope};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use client_hello::client_hello;
 use volt_tests::needs;
 use volt_tests::streams::{Limited, await_ready, each_stream};
 use volt_tests::wait_until;
@@ -14,26 +15,17 @@ use volt_tests::wait_until;
 use super::network::{Net, Resolver};
 use super::runs::IMAGE;
 
+#[path = "../../../kernel/guest/src/client_hello.rs"]
+mod client_hello;
+
 /// The address of all names, and another one.
 const FAR: &str = "192.0.2.77";
 const OTHER: &str = "192.0.2.78";
 
-/// The first message of a client of TLS, with a server's name (RFC 8446, section 4.1.2; RFC 6066, section 3).
-fn hello(name: &str) -> Vec<u8> {
-    let vector = |len: usize, content: &[u8]| [&content.len().to_be_bytes()[8 - len..], content].concat();
-    let names = vector(2, &[&[0][..], &vector(2, name.as_bytes())].concat());
-    let extension = [&[0, 0][..], &vector(2, &names)].concat();
-    let suites = vector(2, &[0x13, 1]);
-    let body =
-        [&[3, 3][..], &[7; 32], &vector(1, &[]), &suites, &vector(1, &[0]), &vector(2, &extension)].concat();
-    let message = [&[1][..], &vector(3, &body)].concat();
-    [&[22, 3, 1][..], &vector(2, &message)].concat()
-}
-
 /// `tls NAME ADDRESS` sends the first message of TLS for a name, and prints what the server says, or
 /// `refused`.
 fn tls(names: &[&str]) -> String {
-    let case = |name: &&str| format!("{name}) echo {} ;;", BASE64_STANDARD.encode(hello(name)));
+    let case = |name: &&str| format!("{name}) echo {} ;;", BASE64_STANDARD.encode(client_hello(name)));
     let cases: String = names.iter().map(case).collect();
     format!(
         "hello() {{ case $1 in {cases} esac; }}
@@ -109,7 +101,7 @@ fn guest_resolves_and_reaches_the_names_that_the_policy_allows_and_no_others() {
     ];
     assert_eq!(outcome.succeeded().stdout, expected.join("\n"), "{outcome:?}");
     assert_eq!(resolver.questions(), 2, "denied names go nowhere");
-    assert_eq!(got, [hello("good.example.org"), Vec::new()]);
+    assert_eq!(got, [client_hello("good.example.org"), Vec::new()]);
     other.set_nonblocking(true).unwrap();
     assert!(other.accept().is_err(), "no connection to an address without a name");
     for words in ["a question for secret.evil.test is denied: no rule", "tcp to 192.0.2.77 port 443: no rule"]
