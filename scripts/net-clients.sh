@@ -19,6 +19,8 @@ esac
 here=$(dirname "${BASH_SOURCE[0]}")
 mkdir -p "$1"
 directory=$(cd "$1" && pwd)
+# The user's own configuration of git stays out.
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 site=$work/site

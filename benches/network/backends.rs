@@ -18,6 +18,8 @@ use volt_benches::{OrSay, Result, snapshots};
 use crate::options::Options;
 
 const MEMORY_MIB: u64 = 256;
+/// Longest packet of guests behind passt, as VMs of images have it. Others have that of Ethernet.
+pub const MTU_OF_PASST: u16 = 65_520;
 /// The policy: names alone, and nothing else.
 pub const RULE: &str = "*.example.test:80,443";
 /// How names of threads of network interfaces begin.
@@ -82,8 +84,8 @@ impl Backend {
 pub struct Vm {
     pub backend: Backend,
     pub guest: Guest,
-    /// Runs that were repeated because their connection was reset.
-    pub resets: u64,
+    /// Runs that were repeated because their connection was reset, without the policy and with it.
+    pub resets: [u64; 2],
     api: PathBuf,
     _passt: Option<Running>,
 }
@@ -120,14 +122,14 @@ impl Parts<'_> {
             ip(&format!("link set {tap} up"))?;
         }
         guest.order(&format!("net eth0 {address} {gateway}"))?;
-        Ok(Vm { backend, guest, resets: 0, api, _passt: passt.map(|(passt, _)| passt) })
+        Ok(Vm { backend, guest, resets: [0, 0], api, _passt: passt.map(|(passt, _)| passt) })
     }
 
     fn volt(&self, backend: Backend, api: &Path) -> Command {
         let network = match backend.tap() {
             Some(tap) => format!("tap={tap},address={}", backend.addresses().0.replace("/24", "/32")),
             None if backend == Backend::Nat => "nat".to_owned(),
-            None => "user".to_owned(),
+            None => format!("user,mtu={MTU_OF_PASST}"),
         };
         let mut vmm = Command::new(&self.volt_vmm);
         vmm.arg("run").arg("--kernel").arg(&self.kernel).arg("--initrd").arg(&self.initrd);
@@ -149,8 +151,11 @@ impl Parts<'_> {
             }
             None => "user,id=net".to_owned(),
         };
-        let device = "virtio-net-device,netdev=net,rx_queue_size=256,tx_queue_size=256";
-        vmm.args(["-netdev", &network, "-device", device]);
+        let mut device = "virtio-net-device,netdev=net,rx_queue_size=256,tx_queue_size=256".to_owned();
+        if backend == Backend::QemuPasst {
+            device += &format!(",host_mtu={MTU_OF_PASST}");
+        }
+        vmm.args(["-netdev", &network, "-device", &device]);
         vmm
     }
 }
@@ -192,18 +197,22 @@ impl Vm {
     /// Processor time of the interface's thread in volt-vmm.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not tell, or volt-vmm has no such thread.
     pub fn spent(&self) -> Result<std::time::Duration> {
+        if !self.backend.has_policy() {
+            return Ok(std::time::Duration::ZERO);
+        }
         let tasks = PathBuf::from(format!("/proc/{}/task", self.guest.vmm_id()));
-        let mut nanos = 0;
         for task in std::fs::read_dir(tasks).or_say("list threads")? {
             let task = task.or_say("list threads")?.path();
-            let read = |name: &str| std::fs::read_to_string(task.join(name)).unwrap_or_default();
-            if read("comm").starts_with(DEVICE_THREAD) {
-                nanos += read("schedstat").split(' ').next().and_then(|time| time.parse().ok()).unwrap_or(0);
+            let read = |name: &str| std::fs::read_to_string(task.join(name)).or_say("read of a thread");
+            if read("comm")?.starts_with(DEVICE_THREAD) {
+                let spent = read("schedstat")?;
+                let nanos = spent.split(' ').next().unwrap_or_default().parse();
+                return nanos.map(std::time::Duration::from_nanos).or_say("read the time of a thread");
             }
         }
-        Ok(std::time::Duration::from_nanos(nanos))
+        Err(format!("no thread {DEVICE_THREAD}… in the VM of {}", self.backend.name()))
     }
 
     /// Stops the VM's process, or lets it go on: one that is not measured takes no time of a processor.

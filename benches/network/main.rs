@@ -6,10 +6,9 @@
 //! ```
 //!
 //! `backends` boots one guest for each backend, which takes the orders of `workload`. `servers` is the other
-//! side. `report` makes the tables, and `copies` times a part of the device by itself.
+//! side. `report` makes the tables.
 
 mod backends;
-mod copies;
 mod options;
 mod report;
 mod servers;
@@ -61,14 +60,12 @@ fn run(options: &Options) -> Result<()> {
         circumstances("network", &command_line::given(), load)
     ));
     report::say(&mut document, options, &rows);
-    document.say(&format!(
-        "## The copy of a frame to the guest\n\n{}\n\n{}",
-        copies::ABOUT,
-        copies::table()?
-    ));
-    for vm in vms.iter().filter(|vm| vm.resets > 0) {
-        let (name, count) = (vm.backend.name(), vm.resets);
-        document.say(&format!("{name}: {count} runs were repeated because a connection was reset.\n"));
+    for vm in vms.iter().filter(|vm| vm.resets != [0, 0]) {
+        let (name, [off, on]) = (vm.backend.name(), vm.resets);
+        document.say(&format!(
+            "{name}: runs were repeated because a connection was reset, {off} without the policy and {on} with \
+             it.\n"
+        ));
     }
     if options.write_docs { document.write(page) } else { Ok(()) }
 }

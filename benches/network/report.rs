@@ -6,7 +6,7 @@ use volt_benches::document::Document;
 use volt_benches::stats::{Times, micros, milliseconds, ratio};
 use volt_benches::table::Table;
 
-use crate::backends::{Backend, RULE};
+use crate::backends::{Backend, MTU_OF_PASST, RULE};
 use crate::options::Options;
 use crate::targets;
 use crate::workload::{Sample, Workload};
@@ -89,7 +89,8 @@ const CONNECT: &str = "From the call of connect(2) to the first byte of the answ
 of TLS of 1.3 KiB, or a request of HTTP.";
 const SPENT: &str = "Processor time of the interface's thread in volt-vmm, with its system calls, for a MiB, \
 a round trip or a connection, by the kernel's account (schedstat). The policy does its work on this thread. \
-Time of the guest, of passt and of the resolver is not in it. Medians of runs, in microseconds.";
+Time of the guest, of passt and of the resolver is not in it. Medians of runs, in microseconds. Transfers to the guest have a warm-up of a quarter of a run, whose time \
+is counted here, and whose bytes are not.";
 const BACKENDS: &str = "The same guest under QEMU microvm, with queues as long as volt-vmm's. MiB/s, \
 microseconds of a round trip, and milliseconds to a connection's first byte; connections a second include \
 the close.";
@@ -104,8 +105,9 @@ fn preface(options: &Options) -> String {
          go without a policy.\n\nEach backend has one VM, whose policy is set and removed for each run: {} \
          rounds, each with a run of {} ms without and one with the policy of each measurement, which take \
          turns. A VM that is not measured is stopped. *The same twice* compares every other run without a \
-         policy with the rest: differences of this size are noise.\n",
-        options.rounds, options.ms
+         policy with the rest: differences of this size are noise.\n\nPackets have up to 1,500 bytes, and \
+         behind passt {}, as in VMs of images. QEMU's tap is without vhost.\n",
+        options.rounds, options.ms, MTU_OF_PASST
     )
 }
 
@@ -116,14 +118,12 @@ fn place() -> &'static str {
          the work of all of them. On hardware they work at the same time, and the slowest one decides. The \
          emulator copies 8 or 16 bytes by an instruction where hardware copies 32 and more: copies weigh \
          more here. Exits of the guest and thread switches do, too. Rows to the guest behind passt vary \
-         most, under QEMU as well: in a run of 14 connections without a policy, the guest's kernel counted \
-         5,172 segments of bytes that it had, and 5,313 out of order, of 30,318.\n"
+         most, under QEMU as well.\n"
     } else if volt_vmm::internal::host::kvm_module() == Some("kvm_pvm") {
-        "The KVM of this host is a software one. It emulates the guest's kernel, at a million instructions a \
-         second. The guest's TCP is therefore the limit of each row, a thousand times slower than on a KVM \
-         that uses the processor's virtualization, and hides all else. The processor time of the device is \
-         real. [In the lab](benchmarks-network-lab.md), guest and host are equally fast. `vhost=on` of QEMU \
-         was not measured: this host has no `/dev/vhost-net`.\n"
+        "The KVM of this host is a software one. It emulates the guest's kernel, instruction by \
+         instruction. The guest's TCP is therefore the limit of each row, and hides all else. The processor \
+         time of the device is real. [In the lab](benchmarks-network-lab.md), guest and host are equally \
+         fast.\n"
     } else {
         ""
     }

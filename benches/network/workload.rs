@@ -87,7 +87,7 @@ impl Workload {
             match vm.guest.measure(&order) {
                 Ok(measured) => return Ok(Sample { measured, spent: vm.spent()?.saturating_sub(before) }),
                 Err(error) if !error.contains(RESET) || tries.next().is_none() => return Err(error),
-                Err(_) => vm.resets += 1,
+                Err(_) => vm.resets[usize::from(has_policy)] += 1,
             }
         }
     }

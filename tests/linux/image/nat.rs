@@ -111,10 +111,13 @@ fn clones_have_networks_of_their_own_that_end_with_killed_processes() {
             assert_eq!(outcome.succeeded().stdout, format!("{name}\n"), "{outcome:?}");
         }
     });
+    let open = far.listen(&format!("{FAR}:90"));
     let socket = net.images.names.root().join("web/api.sock");
     assert_eq!(ask(&socket, "PUT", "/v1/vm/network", r#"{"policy":{"default":"deny"}}"#).0, 204);
     let refused = format!("busybox nc {FAR} 90 </dev/null 2>&1 | grep -c refused");
     assert_eq!(net.run(&["exec", "web", "sh", "-c", &refused]).succeeded().stdout, "1\n");
+    open.set_nonblocking(true).unwrap();
+    assert!(open.accept().is_err(), "the policy let a connection out");
     for name in names {
         net.images.names.ok(&format!("kill {name}"));
     }

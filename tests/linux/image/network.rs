@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -263,13 +263,15 @@ fn host_with_one_version_of_ip_has_guests_with_it_and_rejects_the_other() {
             "{SEND}; echo {word} | send {server}
             busybox timeout 100 busybox nc {other} 90 </dev/null 2>&1 | grep -c refused"
         );
+        let at_90 = |server: &str| SocketAddr::new(server.parse().unwrap(), 90).to_string();
+        let open = net.network.listen(&at_90(other));
         let outcome = scope(|scope| {
-            let address =
-                if server.contains(':') { format!("[{server}]:90") } else { format!("{server}:90") };
-            echo(scope, &net.network, &address, &[4]);
+            echo(scope, &net.network, &at_90(server), &[4]);
             net.script(&["--allow", "203.0.113.1", "--allow", "2001:db8:1::1"], &script)
         });
         assert_eq!(outcome.succeeded().stdout, format!("{word}\n1\n"), "{outcome:?}");
+        open.set_nonblocking(true).unwrap();
+        assert!(open.accept().is_err(), "{other} was reached");
         net.images.are_empty();
     }
 }

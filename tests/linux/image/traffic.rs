@@ -11,7 +11,7 @@ use std::time::Duration;
 use volt_tests::streams::each_stream;
 use volt_tests::{needs, wait_until};
 
-use super::network::{Net, SEND};
+use super::network::Net;
 use super::runs::IMAGE;
 
 const FAR: &str = "192.0.2.77";
@@ -30,8 +30,8 @@ struct Echo {
     has_ended: AtomicBool,
 }
 
-#[derive(Default)]
 struct Connection {
+    stream: TcpStream,
     bytes: AtomicU64,
     has_ended: AtomicBool,
 }
@@ -41,9 +41,10 @@ impl Echo {
     fn serve(&self, listener: &TcpListener) {
         scope(|scope| {
             each_stream(listener, &self.has_ended, |stream| {
-                let connection = Arc::<Connection>::default();
+                let (bytes, has_ended) = Default::default();
+                let connection = Arc::new(Connection { stream, bytes, has_ended });
                 self.connections.lock().unwrap().push(Arc::clone(&connection));
-                scope.spawn(move || connection.echo(&stream, &self.has_ended));
+                scope.spawn(move || connection.echo(&self.has_ended));
             });
         });
     }
@@ -64,6 +65,14 @@ impl Echo {
         wait_until("its connection is busy", || connection.bytes.load(Ordering::SeqCst) > before + (1 << 14));
     }
 
+    /// Sends a word on each connection that has not ended: `word-0`, `word-1`…
+    fn say_words(&self) {
+        let ended = self.ended();
+        for at in (0..self.count()).filter(|at| !ended.contains(at)) {
+            (&self.connection(at).stream).write_all(format!("word-{at}\n").as_bytes()).unwrap();
+        }
+    }
+
     fn ended(&self) -> Vec<usize> {
         (0..self.count()).filter(|at| self.connection(*at).has_ended.load(Ordering::SeqCst)).collect()
     }
@@ -71,7 +80,8 @@ impl Echo {
 
 impl Connection {
     /// Sends back what comes until the guest ends it, or the server.
-    fn echo(&self, mut stream: &TcpStream, has_ended: &AtomicBool) {
+    fn echo(&self, has_ended: &AtomicBool) {
+        let mut stream = &self.stream;
         stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         let mut part = vec![0; 1 << 12];
         loop {
@@ -113,8 +123,8 @@ fn busy_connections_survive_snapshots_and_forks_and_end_at_restores_and_rewinds(
     // A connection that ends is followed by another one, a busy one and an idle one. The idle one begins with
     // a line: passt of 2023 resets connections that are silent from the start on, after 24 s.
     let script = format!(
-        "busybox mkfifo /nothing; while :; do busybox nc {FAR} 91 <>/nothing & echo x >/nothing; wait; done \
-            >/dev/null 2>&1 &
+        "busybox mkfifo /nothing
+        while :; do busybox nc {FAR} 91 <>/nothing >>/said & echo x >/nothing; wait; done 2>/dev/null &
         while :; do busybox nc {FAR} 90 </dev/zero >/dev/null 2>&1; done"
     );
     let options =
@@ -144,6 +154,12 @@ fn busy_connections_survive_snapshots_and_forks_and_end_at_restores_and_rewinds(
         });
         [0, 2, 3].into_iter().for_each(|at| echo.await_busy(at));
         assert_eq!((echo.count(), echo.ended()), (4, vec![1]));
+        // What is sent now arrives: the bytes before may have waited on the way.
+        idle.say_words();
+        for (name, word) in [("web", "word-0"), ("clone", "word-"), ("child", "word-")] {
+            let said = || net.run(&["exec", name, "cat", "/said"]).succeeded().stdout.contains(word);
+            wait_until("an idle connection carries a word", said);
+        }
         for name in ["web", "clone", "child"] {
             net.images.names.ok(&format!("kill {name}"));
         }
@@ -169,8 +185,10 @@ fn many_clones_of_one_address_use_their_networks_at_once() {
     let echo = Echo::default();
     let reach = |name: &str| {
         let script = format!(
-            "{SEND}; busybox ip -4 -o addr show dev eth0 | busybox awk '{{print $4}}'
-            {{ echo {name}; sleep 1; }} | busybox timeout 100 busybox nc {FAR} 90 | busybox head -n 1"
+            "busybox ip -4 -o addr show dev eth0 | busybox awk '{{print $4}}'
+            busybox mkfifo /words && touch /said
+            busybox nc {FAR} 90 <>/words >/said 2>/dev/null & echo {name} >/words
+            while ! grep {name} /said; do sleep 0.2; done"
         );
         net.run(&["exec", name, "sh", "-c", &script]).succeeded().stdout.clone()
     };
