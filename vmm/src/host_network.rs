@@ -7,8 +7,6 @@ use std::os::unix::fs::FileExt;
 
 use volt_policy::{HostNetwork, IpNet};
 
-use crate::nat;
-
 /// Routes of IPv4, as a trie. An address of the host is one with a route to itself.
 const V4: &str = "/proc/self/net/fib_trie";
 /// Addresses of IPv6. A kernel without IPv6 has no such file.
@@ -84,21 +82,11 @@ fn parse(trie: &str, table_v6: &str, routes_v4: &str, routes_v6: &str) -> HostNe
     all.extend(v6(table_v6));
     all.extend(local_v6(routes_v6));
     all.retain(|net| !net.addr().is_loopback());
-    widen(&mut all);
     all.sort_unstable();
     // Two tables of routes have each address.
     all.dedup();
     let (routes_v4, routes_v6) = (has_default_v4(routes_v4), has_default_v6(routes_v6));
     HostNetwork { addresses: all, routes_v4, routes_v6 }
-}
-
-/// Puts the networks of cables to VMs ([`crate::nat`]) in the place of addresses in them, which change with
-/// each VM.
-fn widen(all: &mut [IpNet]) {
-    let of_cables = nat::networks();
-    for net in all {
-        *net = of_cables.iter().copied().find(|wide| wide.contains(&*net)).unwrap_or(*net);
-    }
 }
 
 /// A file about IPv6, if there is one.
@@ -226,15 +214,6 @@ Local:
         assert_eq!(local_v6(&own), ["2001:db8::/48".parse::<IpNet>().unwrap()]);
         assert!(local_v6(&line("00", via, "00000003", "eth0")).is_empty());
         assert!(!has_default_v4("") && !has_default_v6(""));
-    }
-
-    #[test]
-    fn cables_to_vms_are_one_network() {
-        let trie =
-            "|-- 10.119.0.4\n/32 host LOCAL\n|-- 10.119.7.8\n/32 host LOCAL\n|-- 10.118.0.1\n/32 host LOCAL";
-        let table = "fd766f6c740100000000000000000004 01 7f 00 80 voltnat2\n";
-        let found: Vec<_> = parse(trie, table, "", "").addresses.iter().map(IpNet::to_string).collect();
-        assert_eq!(found, ["10.118.0.1/32", "10.119.0.0/16", "fd76:6f6c:7401::/64"]);
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl<Face> Builder<Face> {
     }
 
     /// Lets the VM reach what a rule names, such as `*.debian.org:443` or `10.1.0.0/16`. It goes before rules
-    /// that deny. The surroundings of the host are closed without one.
+    /// that deny. Without a rule about them, the surroundings of the host are closed.
     pub fn allow(self, rule: impl Into<String>) -> Self {
         self.option("--allow", rule)
     }

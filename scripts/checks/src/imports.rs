@@ -46,7 +46,7 @@ const VMM: &Rooms = &[
     ("error", ""),
     ("packets", ""),
     ("holders", ""),
-    ("host_network", "nat"),
+    ("host_network", ""),
     ("sockets", "holders"),
     ("sync", ""),
     ("timing", ""),

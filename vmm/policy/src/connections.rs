@@ -304,7 +304,7 @@ impl Connections {
         relayed
     }
 
-    /// Ends the holds whose time is over, and those of connections that are, once a second at most.
+    /// Ends late holds, and holds of connections that have ended, once a second at most.
     pub fn end_late_holds(&mut self, now: Instant) {
         if self.looked_at_holds.is_some_and(|looked| now < looked + BETWEEN_SWEEPS) {
             return;

@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 use crate::client_hello::{ClientHello, HelloStart, LONGEST_HELLO, read_hello};
 use crate::frame::{Segment, distance};
 
-/// Most bytes that all holds of a VM keep.
+/// Most bytes that all holds of a VM keep. Its interfaces share them.
 pub const MOST_HELD: usize = 512 << 10;
 /// Most frames of one hold: Linux sends 10 at first (RFC 6928), and a hello may come after a retry.
 const MOST_FRAMES: usize = 16;
 /// Longest time from the first byte to the end of the message.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time from that first byte until the far side has acknowledged it, when room is short.
+/// Longest time from the first byte until the far side has acknowledged the message, when room is short.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 /// Shortest first piece behind which others are sent at once. A far side that keeps no state before the
 /// connection is open (SYN cookies) takes the number of its first byte from the first packet that arrives.
@@ -59,14 +59,41 @@ impl Copied {
     }
 }
 
-/// The bytes that all holds of a VM keep.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Budget(Arc<AtomicUsize>);
+/// The bytes that all holds of an interface keep, and the most that they may.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    bytes: Arc<AtomicUsize>,
+    most: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { bytes: Arc::default(), most: MOST_HELD }
+    }
+}
 
 impl Budget {
     /// Bytes that are kept.
-    pub fn held(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The same bytes with another limit, for the next hold.
+    pub fn limited(&self, most: usize) -> Self {
+        Self { bytes: Arc::clone(&self.bytes), most }
+    }
+
+    /// Takes room, if there is as much.
+    fn take(&self, size: usize) -> bool {
+        let has_room = self.bytes.fetch_add(size, Ordering::Relaxed) + size <= self.most;
+        if !has_room {
+            self.give_back(size);
+        }
+        has_room
+    }
+
+    fn give_back(&self, size: usize) {
+        self.bytes.fetch_sub(size, Ordering::Relaxed);
     }
 }
 
@@ -85,6 +112,8 @@ pub(crate) enum Step {
     Keep,
     /// These are sent.
     Send(Vec<Copied>),
+    /// These are sent once more.
+    SendAgain(Vec<Copied>),
     /// The message is whole: it is judged, and [`Hold::allow`] sends it.
     Judge(ClientHello),
     /// The connection ends.
@@ -278,7 +307,7 @@ impl Hold {
         }
         self.resent = Some(now);
         let is_covered = |kept: &&Kept| distance(from, kept.to) > 0 && distance(kept.from, to) > 0;
-        Step::Send(self.sendable().iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
+        Step::SendAgain(self.sendable().iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
     }
 
     fn collect(&mut self, copied: &Copied, segment: &Segment, payload: &[u8], now: Instant) -> Step {
@@ -308,8 +337,7 @@ impl Hold {
             return Step::Refuse("its first message is in too many pieces");
         }
         let size = copied.frame.len() + payload.len();
-        if self.budget.0.fetch_add(size, Ordering::Relaxed) + size > MOST_HELD {
-            self.budget.0.fetch_sub(size, Ordering::Relaxed);
+        if !self.budget.take(size) {
             return Step::Full;
         }
         self.bytes.extend_from_slice(payload);
@@ -345,6 +373,7 @@ impl Hold {
         // The copies have the bytes.
         self.start = self.end();
         self.bytes = Vec::new();
+        self.budget.give_back(self.kept.iter().map(Kept::len).sum());
         self.judged = Some(hello);
         self.stage = Stage::Sent;
         self.sendable().iter().map(|kept| kept.copied.clone()).collect()
@@ -379,9 +408,9 @@ impl Hold {
     /// Forgets the copies that the far side has.
     fn acknowledge(&mut self, acknowledged: u32) {
         let is_left = |kept: &Kept| distance(acknowledged, kept.to) > 0;
-        let gone: usize = self.kept.iter().filter(|kept| !is_left(kept)).map(Kept::size).sum();
+        let gone: usize = self.kept.iter().filter(|kept| !is_left(kept)).map(|kept| self.size(kept)).sum();
         self.kept.retain(is_left);
-        self.budget.0.fetch_sub(gone, Ordering::Relaxed);
+        self.budget.give_back(gone);
         if self.kept.is_empty() {
             self.stage = Stage::Acknowledged;
         }
@@ -445,19 +474,19 @@ impl Hold {
 
     /// Forgets all copies.
     fn give_back(&mut self) {
-        let gone: usize = self.kept.iter().map(Kept::size).sum();
-        self.budget.0.fetch_sub(gone, Ordering::Relaxed);
+        let gone: usize = self.kept.iter().map(|kept| self.size(kept)).sum();
+        self.budget.give_back(gone);
         self.kept.clear();
         self.bytes.clear();
+    }
+
+    /// Bytes that a copy takes: those of the frame, and of the payload beside it until the message is judged.
+    fn size(&self, kept: &Kept) -> usize {
+        kept.copied.frame.len() + if self.stage == Stage::Collects { kept.len() } else { 0 }
     }
 }
 
 impl Kept {
-    /// Bytes that it takes: those of the frame, and those of the payload beside it.
-    fn size(&self) -> usize {
-        self.copied.frame.len() + self.len()
-    }
-
     /// Bytes of its payload.
     fn len(&self) -> usize {
         self.to.wrapping_sub(self.from) as usize

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 
 use crate::client_hello::ClientHello;
 use crate::error::Result;
-use crate::hold::Budget;
+use crate::hold::MOST_HELD;
 use crate::host::HostNetwork;
 use crate::name::{Name, NamePattern};
 use crate::nets::Nets;
@@ -166,8 +166,8 @@ pub struct Judge {
     ranges: Vec<Range>,
     /// Whether the host routes IPv4 and IPv6. Absent if nothing is known of the host.
     routes: Option<(bool, bool)>,
-    /// Shared by all interfaces of a VM.
-    budget: Budget,
+    /// Most bytes that each interface holds until a name is known.
+    most_held: usize,
 }
 
 impl Judge {
@@ -191,8 +191,8 @@ impl Judge {
         let Policy { default, denial, ech, .. } = *policy;
         let (closed, ranges) = (Nets::default(), Vec::new());
         let (allow, deny) = (allow.into(), deny.into());
-        let budget = Budget::default();
-        Ok(Self { default, denial, ech, allow, deny, closed, ranges, routes: None, budget })
+        let (routes, most_held) = (None, MOST_HELD);
+        Ok(Self { default, denial, ech, allow, deny, closed, ranges, routes, most_held })
     }
 
     /// The judge of a VM without a policy, which allows everything.
@@ -201,13 +201,19 @@ impl Judge {
         let Policy { default, denial, ech, .. } = Policy::default();
         let none = |is_allow| Arc::new(List::new(&[], is_allow));
         let (closed, ranges) = (Nets::default(), Vec::new());
-        let (allow, deny, budget) = (none(true), none(false), Budget::default());
-        Self { default, denial, ech, allow, deny, closed, ranges, routes: None, budget }
+        let (allow, deny, routes, most_held) = (none(true), none(false), None, MOST_HELD);
+        Self { default, denial, ech, allow, deny, closed, ranges, routes, most_held }
     }
 
-    /// The bytes that are held until a name is known.
-    pub(crate) fn budget(&self) -> &Budget {
-        &self.budget
+    /// The same policy for a VM with so many interfaces, which share the room for what is held.
+    #[must_use]
+    pub fn for_interfaces(self, count: usize) -> Self {
+        Self { most_held: MOST_HELD / count.max(1), ..self }
+    }
+
+    /// Most bytes that each interface holds until a name is known.
+    pub(crate) fn most_held(&self) -> usize {
+        self.most_held
     }
 
     /// Whether the network of the host is known.
@@ -227,12 +233,26 @@ impl Judge {
         Self { closed, ranges, routes, ..self.clone() }
     }
 
-    /// Whether this is the policy on a host with this network.
+    /// Whether both are on a host with the same network.
     #[must_use]
-    pub fn is_of_host(&self, network: &HostNetwork) -> bool {
-        let own = self.ranges.iter().filter(|range| range.kind == RangeKind::Host).map(|range| range.net);
-        own.eq(network.addresses.iter().copied())
-            && self.routes == Some((network.routes_v4, network.routes_v6))
+    pub fn is_on_same_host(&self, other: &Self) -> bool {
+        let of_host = |judge: &Self| -> Vec<IpNet> {
+            let ranges = judge.ranges.iter().filter(|range| range.kind == RangeKind::Host);
+            ranges.map(|range| range.net).collect()
+        };
+        self.routes == other.routes && of_host(self) == of_host(other)
+    }
+
+    /// Whether the host has a default route of IPv4 and one of IPv6, if its network is known.
+    #[must_use]
+    pub fn routes(&self) -> Option<(bool, bool)> {
+        self.routes
+    }
+
+    /// The same policy on a host with these default routes.
+    #[must_use]
+    pub fn with_routes(&self, v4: bool, v6: bool) -> Self {
+        Self { routes: Some((v4, v6)), ..self.clone() }
     }
 
     /// Whether the host has a default route of an address's version of IP.

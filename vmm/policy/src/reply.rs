@@ -19,7 +19,7 @@ pub const ROUTER: Mac = [0x9a, 0x55, 0x9a, 0x55, 0x9a, 0x55];
 const TARGET_LINK_LAYER: u8 = 2;
 const SOLICITED_BY_ROUTER: [u8; 4] = [0xe0, 0, 0, 0];
 /// The hop limit of neighbour discovery: such a packet has passed no router (RFC 4861, section 7.1).
-pub(crate) const OF_LINK: u8 = 255;
+pub const OF_LINK: u8 = 255;
 /// Routers that an answer may pass.
 const HOPS: u8 = 64;
 /// Bytes of the denied packet in a message of ICMP: its IP header and 8 bytes, at most.

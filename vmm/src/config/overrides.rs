@@ -167,8 +167,9 @@ impl Overrides {
             let network = network.ok_or_else(|| unknown("networks", &id))?;
             set(&mut network.backend, backend);
             network.mac = mac.or(network.mac.take());
-            let keeps = addresses.is_empty() && !network.backend.fixes_addresses();
-            network.addresses = if keeps { std::mem::take(&mut network.addresses) } else { addresses };
+            if !addresses.is_empty() || network.backend.fixes_addresses() {
+                network.addresses = addresses;
+            }
             change(&mut network.receive_limit, receive_limit);
             change(&mut network.transmit_limit, transmit_limit);
         }

@@ -124,7 +124,7 @@ fn make(
         .policy
         .as_ref()
         .filter(|_| !devices.networks.is_empty())
-        .map(net::judge_of_start)
+        .map(|policy| net::judge_of_start(policy, devices.networks.len()))
         .transpose()?;
     for network in &devices.networks {
         let mut net = Net::open(network)?;

@@ -23,7 +23,7 @@ fn passt(directories: Option<&OsStr>) -> Finding {
         Some(path) => Finding::available(format!("passt: {} (--net user)", path.display())),
         None => Finding::new(
             Level::Warning,
-            "passt is not in PATH: it is the network of VMs of images where none is chosen (--net user)",
+            "passt is not in PATH: VMs of images need it unless --net is given",
             "install it (Debian's package is passt), or give --net none, nat or tap=NAME",
         ),
     }

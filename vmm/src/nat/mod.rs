@@ -25,29 +25,22 @@ use std::thread;
 use rustix::net::netdevice::name_to_index;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
-use volt_policy::{IpNet, Ipv4Net, Ipv6Net};
 
 use links::Prefixed;
 use netlink::Netlink;
 use ranges::{Cable, PAIR_V4, PAIR_V6, PAIRS};
 
+use crate::config::user_network::LEAST_OF_V6;
+
 /// Names of the two interfaces in a namespace.
 const TAP: &str = "tap0";
 const TO_HOST: &str = "host0";
 const DRIVER: &str = "/dev/net/tun";
-/// Least MTU of IPv6 (RFC 8200, section 5). The kernel takes it from interfaces with less.
-const LEAST_OF_V6: u16 = 1280;
 /// Settings of a namespace. Those of IPv6 are absent in a kernel without it.
 const FORWARD_V4: &str = "/proc/sys/net/ipv4/ip_forward";
 const FORWARD_V6: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
 /// Routes of IPv6.
 const ROUTES_V6: &str = "/proc/thread-self/net/ipv6_route";
-
-/// The networks of all cables.
-pub(crate) fn networks() -> [IpNet; 2] {
-    let (v4, v6) = (ranges::IPV4, ranges::IPV6);
-    [Ipv4Net::new_assert(v4.0, v4.1).into(), Ipv6Net::new_assert(v6.0, v6.1).into()]
-}
 
 /// The end of the network that the guest's interface is connected to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,7 +142,12 @@ impl Namespace {
     fn make_tap(&self, NatSettings { mac, addresses, mtu }: &NatSettings) -> io::Result<OwnedFd> {
         let mut options = File::options();
         let tap = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DRIVER);
-        let tap = tap.map_err(|error| explain(format!("open {DRIVER}"), error))?;
+        let tap = tap.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                io::Error::other(format!("{DRIVER} is missing; load the module tun, or give --net user"))
+            }
+            _ => explain(format!("open {DRIVER}"), error),
+        })?;
         let mut request = [0_u8; 40];
         request[..TAP.len()].copy_from_slice(TAP.as_bytes());
         let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
@@ -249,7 +247,6 @@ fn explain(act: impl std::fmt::Display, error: io::Error) -> io::Error {
             "the kernel needs veth, tun and nf_tables with nft_masq, nft_ct and nft_chain_nat (modprobe \
              tells which is missing), or give --net user"
         }
-        _ if error.kind() == ErrorKind::NotFound => "load the module tun, or give --net user",
         _ => return io::Error::new(error.kind(), format!("cannot {act}: {error}")),
     };
     io::Error::other(format!("cannot {act}: {error}; {cure}"))

@@ -73,7 +73,7 @@ impl Channel {
 pub(super) fn ended() -> io::Error {
     io::Error::new(
         io::ErrorKind::BrokenPipe,
-        "the process that opens files, or that starts programs, has ended",
+        "the process that opens files (or the one that starts programs) has ended",
     )
 }
 

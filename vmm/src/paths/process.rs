@@ -72,14 +72,15 @@ impl Process {
         Ok(self.ended)
     }
 
-    /// Lets it end by itself, without a zombie. A device's confined thread may wait for no child of its own
-    /// process: one from before the confinement stays a zombie until this process ends.
+    /// Ends it, or lets it end by itself where the calling thread is confined. A device's confined thread may
+    /// wait for no child of its own process: one from before the confinement stays a zombie until this process
+    /// ends.
     pub fn leave(&mut self) {
         if self.is_starters {
             // Without a starter, the system takes the status.
             let _ = opener::detach(self.id());
         } else if !asks() {
-            let _ = self.try_wait();
+            let _ = self.kill().and_then(|()| self.wait());
         }
     }
 

@@ -212,7 +212,8 @@ impl Vm {
     /// # Errors
     /// The policy is refused, or the host's addresses cannot be listed.
     pub fn set_policy(&self, policy: Option<Policy>) -> Result<()> {
-        let judge = policy.as_ref().map(judge).transpose()?;
+        let interfaces = self.machine.config().devices.networks.len();
+        let judge = policy.as_ref().map(|policy| judge(policy, interfaces)).transpose()?;
         self.machine.on_platform(|platform| {
             let mut networks = Vec::new();
             self.machine.change_config(|devices| {

@@ -18,6 +18,8 @@ use crate::reply;
 pub struct Held {
     /// Frames for the far side, in this order.
     pub to_far: Vec<Copied>,
+    /// They are sent once more. Each was a frame of the guest once.
+    pub is_repeated: bool,
     /// A frame for the guest.
     pub to_guest: Option<Vec<u8>>,
     /// Why the frame does not pass, if it does not.
@@ -62,6 +64,7 @@ impl Filter {
         let reason = match step {
             Step::Keep => return Held::default(),
             Step::Send(to_far) => return Held { to_far, ..Held::default() },
+            Step::SendAgain(to_far) => return Held { to_far, is_repeated: true, ..Held::default() },
             Step::Full => return Held::stop(Cause::Full),
             Step::Judge(hello) => match self.judge_hello(&ends, hello) {
                 Ok(to_far) => return Held { to_far, ..Held::default() },
@@ -102,7 +105,7 @@ impl Filter {
         let Outcome::Stop(cause, to_guest) = self.denied(cause, frame, packet, &copied.frame) else {
             return Held::default();
         };
-        Held { to_far, to_guest, cause: Some(cause) }
+        Held { to_far, to_guest, cause: Some(cause), is_repeated: false }
     }
 
     /// Takes a segment of the far side of a held connection. `bytes` are those of its frame.

@@ -318,8 +318,13 @@ fn far_side_that_speaks_first_is_no_tls() {
 
 #[test]
 fn what_is_held_is_bounded_and_given_up_after_its_time() {
+    [1, 2].into_iter().for_each(bounded_with_so_many_interfaces);
+}
+
+fn bounded_with_so_many_interfaces(count: usize) {
     let mut filter = filter(ONLY);
     let mut now = Instant::now();
+    filter.change(Arc::new(Judge::clone(filter.judge()).for_interfaces(count)), now);
     let name = Name::parse("a.example.org").unwrap();
     filter.pin(&name, &[(IpAddr::from(FAR), 60)], now);
     let part = hello("www.example.org")[..700].to_vec();
@@ -338,7 +343,7 @@ fn what_is_held_is_bounded_and_given_up_after_its_time() {
         let held = filter.hold(&copied, Offload::default(), now);
         (held.cause, filter.held())
     };
-    let fitting = crate::hold::MOST_HELD / (700 + 54 + 700);
+    let fitting = crate::hold::MOST_HELD / count / (700 + 54 + 700);
     for port in 0..fitting as u16 {
         assert_eq!(send(1000 + port, now).0, None);
     }
@@ -346,6 +351,18 @@ fn what_is_held_is_bounded_and_given_up_after_its_time() {
     assert_eq!((cause, held), (Some(Cause::Full), fitting * 1454));
     now += Duration::from_secs(5);
     assert_eq!(send(9001, now), (None, 1454));
+}
+
+#[test]
+fn copies_that_are_sent_once_more_are_told_from_others() {
+    let mut wire = Wire::open(ONLY);
+    let copied = Copied::made(frame(true, START, SERVER, "A", &hello("www.example.org")));
+    for is_repeated in [false, true] {
+        let held = wire.filter.hold(&copied, Offload::default(), wire.now);
+        assert_eq!((held.is_repeated, held.to_far), (is_repeated, vec![copied.clone()]));
+        assert_eq!(wire.filter.held(), copied.frame.len(), "the message is judged: its copy alone is kept");
+        wire.now += Duration::from_millis(200);
+    }
 }
 
 /// A message whose padding has another message in it, from this offset on.

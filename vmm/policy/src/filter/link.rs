@@ -106,18 +106,20 @@ impl Filter {
         if !is_own || !self.are_own(options) {
             return drop_of(Malformed::Neighbour);
         }
-        let solicits = kind == icmpv6::TYPE_NEIGHBOR_SOLICITATION;
-        let asked = address.filter(|_| solicits);
-        let answer = asked.and_then(|asked| reply::to_solicitation(frame.source, packet.source, asked));
-        self.of_neighbour(target.into(), answer)
+        let asked = address.filter(|_| kind == icmpv6::TYPE_NEIGHBOR_SOLICITATION);
+        self.of_neighbour(target.into(), || reply::to_solicitation(frame.source, packet.source, asked?))
     }
 
     /// The fate of a guest's question for a neighbour, with the device's answer if it is a question. Behind
     /// the host's own sockets, a version of IP without a route has no neighbours: the guest would wait for
     /// seconds before its programs hear of it. With an answer it sends packets, which are rejected.
-    pub(super) fn of_neighbour(&self, of_version: IpAddr, answer: Option<Vec<u8>>) -> Outcome {
+    pub(super) fn of_neighbour(
+        &self,
+        of_version: IpAddr,
+        answer: impl FnOnce() -> Option<Vec<u8>>,
+    ) -> Outcome {
         let is_lost = self.interface.is_routed && !self.judge.is_routed(of_version);
-        answer.filter(|_| is_lost).map_or(Outcome::Pass, Outcome::Answer)
+        is_lost.then(answer).flatten().map_or(Outcome::Pass, Outcome::Answer)
     }
 
     /// Whether a message of this type goes to an address, and to a hardware address, where it belongs.

@@ -29,7 +29,7 @@ use ipnet::IpNet;
 
 use crate::connections::{Connections, Ends, Route, SavedConnection, Side};
 use crate::frame::{Content, Frame, Mac, Malformed, Packet, Transport};
-use crate::hold::Hold;
+use crate::hold::{Budget, Hold};
 use crate::judge::{DNS, Gate, HTTP, Judge, Reason};
 use crate::name::Name;
 use crate::offload::Offload;
@@ -126,6 +126,7 @@ pub struct Filter {
     /// The guest may get answers of DHCP until then.
     asks_until: Option<Instant>,
     pins: Pins,
+    held: Budget,
     /// Hardware address of the router that the guest uses.
     router: Option<Mac>,
     /// Addresses on the link, by their messages, the latest last. Only if the guest's own are not known.
@@ -146,6 +147,7 @@ impl Filter {
             connections: Connections::default(),
             asks_until: None,
             pins: Pins::default(),
+            held: Budget::default(),
             router: None,
             neighbours: VecDeque::new(),
         }
@@ -256,7 +258,7 @@ impl Filter {
     /// Bytes that are held until a name is known.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.judge.budget().held()
+        self.held.bytes()
     }
 
     /// Number of connections.
@@ -278,7 +280,7 @@ impl Filter {
             Content::Packet(_) => return drop_of(Malformed::Offload),
             _ if !offload.is_none() => return drop_of(Malformed::Offload),
             Content::Arp(arp) if len <= LONGEST_ARP && self.is_own_arp(arp) => {
-                return self.of_neighbour(Ipv4Addr::UNSPECIFIED.into(), reply::to_arp(head));
+                return self.of_neighbour(Ipv4Addr::UNSPECIFIED.into(), || reply::to_arp(head));
             }
             Content::Groups { source, kind } if self.may_report(*source, *kind) => return Outcome::Pass,
             Content::Arp(_) | Content::Groups { .. } => return drop_of(Malformed::Neighbour),
@@ -392,7 +394,8 @@ impl Filter {
             (Gate::Named, Some(_)) if packet.has_multipath(head) => return drop_of(Malformed::Multipath),
             (Gate::Named, Some(_)) if ends.far.1 == HTTP => (Route::Relayed, Outcome::Take(Taken::Request)),
             (Gate::Named, Some(segment)) => {
-                let hold = Hold::new(segment.sequence.wrapping_add(1), self.judge.budget());
+                let budget = self.held.limited(self.judge.most_held());
+                let hold = Hold::new(segment.sequence.wrapping_add(1), &budget);
                 (Route::Held(Box::new(hold)), Outcome::Pass)
             }
             _ => (Route::Direct, Outcome::Pass),

@@ -30,7 +30,7 @@ use super::relay::{RelayCounts, Relays};
 use super::{DEFAULT_MTU, NextTurn, SHORTEST_DELAY};
 use crate::config::devices::{NetBackend, NetConfig};
 use crate::config::network::Mac;
-use crate::config::user_network::{self, LONGEST_PACKET};
+use crate::config::user_network::{self, LEAST_OF_V6, LONGEST_PACKET};
 use crate::counters::policy::{PolicyEvent, PolicyMetrics};
 use crate::error::report;
 use crate::events::Events;
@@ -46,8 +46,6 @@ const MOST_PINS: usize = 1024;
 
 /// Least time between two looks at the network of the host, where the first one failed.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
-/// Least MTU of IPv6 (RFC 8200, section 5).
-const LEAST_OF_V6: u16 = 1280;
 
 /// See the module.
 #[derive(Debug)]
@@ -63,8 +61,12 @@ pub(super) struct Guard {
     farewells: VecDeque<Copied>,
     /// Frames for the far side that the device has copied.
     unsent: VecDeque<Copied>,
-    /// The policy is gone: all passes, and what waits is still sent.
-    is_retired: bool,
+    /// The backend is passt.
+    has_passt: bool,
+    /// Whether passt serves IPv4 and IPv6: the host routed them when it started.
+    served: Option<(bool, bool)>,
+    /// Bytes of copies that the guest's frames have caused once more.
+    repeated: u64,
     denials: Denials,
     work: PolicyMetrics,
     /// Pins of a snapshot, until the guest sends its first frame.
@@ -73,11 +75,20 @@ pub(super) struct Guard {
     looked_at_host: Option<Instant>,
 }
 
+/// Frames that a guard has left for the guest and for far sides when its policy went.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers {
+    pub to_guest: VecDeque<Vec<u8>>,
+    pub to_far: VecDeque<Copied>,
+}
+
 /// The fate of a frame of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passage {
     Passes,
     Drops,
+    /// The device has answered it.
+    Answered,
     /// The whole frame is for [`Guard::take`].
     Takes(Taken),
 }
@@ -97,13 +108,15 @@ impl Guard {
             answers: VecDeque::new(),
             farewells: VecDeque::new(),
             unsent: VecDeque::new(),
-            is_retired: false,
+            has_passt: matches!(config.backend, NetBackend::Passt { .. }),
+            served: None,
+            repeated: 0,
         }
     }
 
     /// Takes another policy. Connections that it denies end.
     pub fn change(&mut self, judge: Arc<Judge>) {
-        let now = Instant::now();
+        let (now, judge) = (Instant::now(), self.of_served(judge));
         for (guest, far) in self.filter.change(judge, now) {
             let reset = self.relays.end(guest, far, now);
             self.unsent.extend(reset.map(Copied::made));
@@ -112,6 +125,28 @@ impl Guard {
         let resets = relays.end_denied(now, &mut judge_request(filter.judge(), denials));
         self.unsent.extend(resets.into_iter().map(Copied::made));
         self.forget_ended();
+    }
+
+    /// The same policy without the routes of the host that passt does not serve.
+    fn of_served(&mut self, judge: Arc<Judge>) -> Arc<Judge> {
+        let Some((v4, v6)) = judge.routes().filter(|_| self.has_passt) else { return judge };
+        let (served_v4, served_v6) = *self.served.get_or_insert((v4, v6));
+        Arc::new(judge.with_routes(v4 && served_v4, v6 && served_v6))
+    }
+
+    /// Looks at the network of the host again, because another passt has started.
+    pub fn look_again(&mut self) {
+        self.served = None;
+        // Without an answer, the last one stands.
+        if let Ok(network) = paths::host_network() {
+            let judge = self.filter.judge().with_host(&network);
+            self.change(Arc::new(judge));
+        }
+    }
+
+    /// Takes the bytes that were sent once more since the last call.
+    pub fn take_repeated(&mut self) -> u64 {
+        std::mem::take(&mut self.repeated)
     }
 
     /// Begins anew with the hardware address that the guest knows, as when its driver resets the device. The
@@ -131,34 +166,19 @@ impl Guard {
 
     /// The open connections of TCP, for a snapshot, and the hardware address of the router that they use.
     pub fn save_connections(&self) -> (Option<Mac>, Vec<SavedConnection>) {
-        match self.is_retired {
-            true => (None, Vec::new()),
-            false => (self.filter.router(), self.filter.save_connections()),
-        }
+        (self.filter.router(), self.filter.save_connections())
     }
 
-    /// Judges no longer, because the VM has no policy any more. The connections that the device itself is an
-    /// end of end for both sides.
-    pub fn retire(&mut self) {
-        let (now, relayed) = (Instant::now(), self.filter.relayed_connections());
+    /// Ends with its policy. Resets the connections of HTTP that end at the device, at both sides. Returns
+    /// the frames that are left for the guest and for far sides.
+    pub fn retire(mut self) -> Leftovers {
+        let relayed = self.filter.relayed_connections();
         let router = self.filter.router();
         self.answers.extend(router.iter().flat_map(|router| self.filter.resets_to_guest(&relayed, *router)));
-        self.farewells.extend(self.relays.end_far_sides(now).into_iter().map(Copied::made));
-        self.relays.reset();
-        self.streams.clear();
-        self.names.clear();
-        self.due = None;
-        self.is_retired = true;
-    }
-
-    /// Whether it judges no longer.
-    pub fn is_retired(&self) -> bool {
-        self.is_retired
-    }
-
-    /// Whether it is of no use any more.
-    pub fn is_done(&self) -> bool {
-        self.is_retired && !self.has_answers() && self.farewells.is_empty() && self.unsent.is_empty()
+        let resets = self.relays.end_far_sides(Instant::now());
+        self.farewells.extend(resets.into_iter().map(Copied::made));
+        self.farewells.extend(self.unsent);
+        Leftovers { to_guest: self.answers, to_far: self.farewells }
     }
 
     /// Begins anew, as [`Guard::begin_anew`]. The guest is told of the end of the connections that it had
@@ -180,7 +200,7 @@ impl Guard {
             return self.restored_pins.clone();
         }
         // Without rules about names they mean nothing.
-        let mut pins = match self.filter.judge().has_names() && !self.is_retired {
+        let mut pins = match self.filter.judge().has_names() {
             true => self.filter.save_pins(Instant::now()),
             false => Vec::new(),
         };
@@ -230,9 +250,6 @@ impl Guard {
     /// The fate of a frame of the guest. `head` has its first bytes, or all of `len`.
     pub fn outgoing(&mut self, head: &[u8], len: usize, offload: Offload) -> Passage {
         let now = Instant::now();
-        if self.is_retired {
-            return Passage::Passes;
-        }
         if !self.knows_host(now) {
             return Passage::Drops;
         }
@@ -242,7 +259,7 @@ impl Guard {
             Outcome::Take(taken) => Passage::Takes(taken),
             Outcome::Answer(answer) => {
                 self.answer(Some(answer));
-                Passage::Drops
+                Passage::Answered
             }
             Outcome::Stop(cause, answer) => {
                 self.note(&cause, "from the guest");
@@ -264,7 +281,13 @@ impl Guard {
                 }
                 self.answer(held.to_guest);
                 let room = MOST_UNSENT.saturating_sub(self.unsent.len());
-                self.unsent.extend(held.to_far.into_iter().take(room));
+                let to_far = held.to_far.into_iter().take(room);
+                for copied in to_far {
+                    if held.is_repeated {
+                        self.repeated += copied.frame.len() as u64;
+                    }
+                    self.unsent.push_back(copied);
+                }
             }
             Taken::Request => {
                 let is_known = self.relay(&copied.frame, offload, now);
@@ -333,9 +356,6 @@ impl Guard {
     /// A frame that the device takes needs nothing else.
     pub fn incoming(&mut self, frame: &[u8], is_trusted: bool) -> Passage {
         let now = Instant::now();
-        if self.is_retired {
-            return Passage::Passes;
-        }
         if !self.knows_host(now) {
             return Passage::Drops;
         }
@@ -392,10 +412,11 @@ impl Guard {
                         Asker::Device => {}
                     }
                 }
-                News::HostNetwork(network) if self.filter.judge().is_of_host(&network) => {}
                 News::HostNetwork(network) => {
-                    let judge = self.filter.judge().with_host(&network);
-                    self.change(Arc::new(judge));
+                    let judge = self.of_served(Arc::new(self.filter.judge().with_host(&network)));
+                    if !judge.is_on_same_host(self.filter.judge()) {
+                        self.change(judge);
+                    }
                 }
             }
         }

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::{Icmpv6Type, PacketBuilder, icmpv6};
-use volt_policy::{Content, Frame, Packet, Transport};
+use volt_policy::{Content, Frame, OF_LINK, Packet, Transport};
 
 use crate::config::network::Mac;
 use crate::config::user_network::{IPV4, IPV6};
@@ -34,8 +34,7 @@ pub(super) const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 
 /// Ports of DHCP: those of clients and servers. The port of resolvers.
 const DHCP: [u16; 2] = [68, 67];
 const DNS: u16 = 53;
-/// The hop limit of neighbour discovery, and that of other answers.
-const OF_LINK: u8 = 255;
+/// The hop limit of answers that are no neighbour discovery.
 const HOPS: u8 = 64;
 /// Addresses of all machines on a link.
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);

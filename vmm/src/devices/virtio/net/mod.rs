@@ -63,7 +63,7 @@ mod transmit;
 mod wire;
 
 use backend::Backend;
-use guard::Guard;
+use guard::{Guard, Leftovers};
 use link_service::LinkService;
 use metadata::MetadataService;
 use passt::Passt;
@@ -176,22 +176,22 @@ impl From<NextTurn> for TurnEnd {
     }
 }
 
-/// Makes a policy ready for all interfaces of a VM. The network of this host is read at the first frame: a
+/// Makes a policy ready for all interfaces of a VM, so many. The network of this host is read at the first frame: a
 /// restore does not pay for that.
 ///
 /// # Errors
 /// The policy is refused.
-pub(crate) fn judge_of_start(policy: &Policy) -> Result<Arc<Judge>> {
-    let judge = Judge::without_host(policy).map(Arc::new);
+pub(crate) fn judge_of_start(policy: &Policy, interfaces: usize) -> Result<Arc<Judge>> {
+    let judge = Judge::without_host(policy).map(|judge| Arc::new(judge.for_interfaces(interfaces)));
     judge.map_err(|problem| Error::config("policy", problem.to_string()))
 }
 
-/// Makes a policy ready for all interfaces of a VM that runs. It closes the addresses of this host.
+/// Makes a policy ready for all interfaces of a VM that runs, so many. It closes the addresses of this host.
 ///
 /// # Errors
 /// The policy is refused, or the network of this host cannot be read.
-pub(crate) fn judge(policy: &Policy) -> Result<Arc<Judge>> {
-    let judge = judge_of_start(policy)?;
+pub(crate) fn judge(policy: &Policy, interfaces: usize) -> Result<Arc<Judge>> {
+    let judge = judge_of_start(policy, interfaces)?;
     let network = paths::host_network()
         .map_err(|source| Error::host("read the network of this host, which a policy closes", source))?;
     Ok(Arc::new(judge.with_host(&network)))
@@ -252,12 +252,17 @@ impl Net {
     /// Lets through only what a policy allows. Without one, all passes. Denials are events of the VM.
     pub(crate) fn obey(&mut self, config: &NetConfig, judge: Option<&Arc<Judge>>, events: &Arc<Events>) {
         match (&mut self.services.guard, judge) {
-            (Some(guard), Some(judge)) if !guard.is_retired() => guard.change(Arc::clone(judge)),
-            (guard, Some(judge)) => {
-                let new = Guard::new(config, self.mac, Arc::clone(judge), Arc::clone(events));
-                *guard = Some(Box::new(new));
+            (Some(guard), Some(judge)) => guard.change(Arc::clone(judge)),
+            (guard, judge) => {
+                if let Some(gone) = guard.take() {
+                    let Leftovers { to_guest, to_far } = gone.retire();
+                    self.services.leftovers.to_guest.extend(to_guest);
+                    self.services.leftovers.to_far.extend(to_far);
+                }
+                let new =
+                    |judge| Box::new(Guard::new(config, self.mac, Arc::clone(judge), Arc::clone(events)));
+                self.services.guard = judge.map(new);
             }
-            (guard, None) => guard.iter_mut().for_each(|guard| guard.retire()),
         }
         if let Some(service) = &mut self.services.link {
             service.answer_questions(judge.is_none());
@@ -312,12 +317,8 @@ impl Net {
         let mut next = NextTurn::Wait;
         if !self.transmitter.blocked
             && !self.transmitter.failing
-            && let Some(turn_end) = self.transmitter.send_copies(
-                &mut *self.backend,
-                self.services.guard.as_deref_mut(),
-                self.connected,
-                io,
-            )
+            && let Some(turn_end) =
+                self.transmitter.send_copies(&mut *self.backend, &mut self.services, self.connected, io)
         {
             next = self.apply(turn_end, io);
         }
@@ -375,6 +376,7 @@ impl Net {
                 self.connected = true;
                 self.restarts.succeeded(Instant::now());
                 if let Some(guard) = &mut self.services.guard {
+                    guard.look_again();
                     let (router, connections) = guard.save_connections();
                     guard.end_connections(self.mac, router, &connections);
                 }
@@ -536,7 +538,7 @@ impl Persist for Net {
             watched_resolver: _,
             receiver: _,
             transmitter: _,
-            services: Services { metadata: _, guard, link: link_service },
+            services: Services { metadata: _, guard, link: link_service, leftovers: _ },
             connected: _,
             restarts: _,
             log: _,

@@ -181,6 +181,7 @@ impl Stream {
             if len > SIZES.receive {
                 // No question is so long.
                 socket.abort();
+                self.end.work(now);
                 break;
             }
             if socket.recv_queue() < len {

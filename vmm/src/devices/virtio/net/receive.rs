@@ -173,7 +173,7 @@ impl Receiver {
                         match self.read(backend, &window, services.guard.is_some()) {
                             Ok(read) => match self.passage(&read, services.guard.as_deref_mut()) {
                                 Passage::Passes => !self.deliver_read(&read, began, &mut window, io)?,
-                                Passage::Takes(_) => false,
+                                Passage::Takes(_) | Passage::Answered => false,
                                 Passage::Drops => {
                                     self.drop_frame(began, io);
                                     false

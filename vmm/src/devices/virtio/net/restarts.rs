@@ -21,7 +21,7 @@ pub(super) struct Restarts {
 }
 
 impl Restarts {
-    /// Notes that a backend has ended. Returns whether it is news: others before it have not ended as soon.
+    /// Notes that a backend has ended. Returns false if the last restart is less than a minute ago.
     pub fn ended(&mut self, now: Instant) -> bool {
         let is_news = self.succeeded.is_none_or(|succeeded| now - succeeded > LONG_LIFE);
         if is_news {

@@ -3,7 +3,9 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use super::guard::Guard;
+use volt_policy::Copied;
+
+use super::guard::{Guard, Leftovers};
 use super::link_service::LinkService;
 use super::metadata::MetadataService;
 use super::{DeviceIo, Mac, NextTurn};
@@ -14,14 +16,32 @@ pub(super) struct Services {
     pub metadata: Option<Box<MetadataService>>,
     pub guard: Option<Box<Guard>>,
     pub link: Option<Box<LinkService>>,
+    /// Frames of a guard that has gone.
+    pub leftovers: Leftovers,
 }
 
 impl Services {
     /// The next frame for the guest that no backend has sent.
     pub fn next_frame(&mut self) -> Option<Vec<u8>> {
-        let of_metadata = self.metadata.as_mut().and_then(|service| service.next_frame());
+        let left = self.leftovers.to_guest.pop_front();
+        let of_metadata = left.or_else(|| self.metadata.as_mut()?.next_frame());
         let answer = of_metadata.or_else(|| self.guard.as_mut()?.next_answer());
         answer.or_else(|| self.link.as_mut()?.next_frame())
+    }
+
+    /// The next frame for a far side that the device has copied or made.
+    pub fn next_unsent(&mut self) -> Option<&Copied> {
+        if self.leftovers.to_far.is_empty() {
+            return self.guard.as_mut()?.next_unsent();
+        }
+        self.leftovers.to_far.front()
+    }
+
+    /// Forgets that frame.
+    pub fn sent(&mut self) {
+        if self.leftovers.to_far.pop_front().is_none() {
+            self.guard.iter_mut().for_each(|guard| guard.sent());
+        }
     }
 
     /// Takes the news of the resolver.
@@ -37,7 +57,7 @@ impl Services {
             guard.work(now);
             answers |= guard.has_answers();
         }
-        self.guard = self.guard.take().filter(|guard| !guard.is_done());
+        answers |= !self.leftovers.to_guest.is_empty();
         answers | self.link.as_mut().is_some_and(|service| service.work(now))
     }
 
@@ -57,6 +77,7 @@ impl Services {
 
     /// Forgets what they know of a driver. The device has this address.
     pub fn reset(&mut self, mac: Mac) {
+        self.leftovers.to_guest.clear();
         self.metadata.iter_mut().for_each(|service| service.reset());
         self.guard.iter_mut().for_each(|guard| guard.begin_anew(mac));
         self.link.iter_mut().for_each(|service| service.reset());

@@ -90,7 +90,7 @@ impl Transmitter {
             }
             Ok(()) => self.backoff.succeeded(),
         }
-        if let Some(turn_end) = self.send_copies(backend, services.guard.as_deref_mut(), connected, io) {
+        if let Some(turn_end) = self.send_copies(backend, services, connected, io) {
             return Ok(turn_end);
         }
         let (features, mut gone) = (io.features, None);
@@ -146,7 +146,7 @@ impl Transmitter {
             Ok(outcome)
         })?;
         if gone.is_none()
-            && let Some(turn_end) = self.send_copies(backend, services.guard.as_deref_mut(), connected, io)
+            && let Some(turn_end) = self.send_copies(backend, services, connected, io)
         {
             return Ok(turn_end);
         }
@@ -155,17 +155,21 @@ impl Transmitter {
         Ok(gone.map_or_else(|| next.into(), TurnEnd::Gone))
     }
 
-    /// Sends the frames that a guard has copied or made. Returns the end of the turn if the backend takes no
+    /// Sends the frames that the device has copied or made. Returns the end of the turn if the backend takes no
     /// more.
     pub fn send_copies(
         &mut self,
         backend: &mut dyn Backend,
-        guard: Option<&mut Guard>,
+        services: &mut Services,
         connected: bool,
         io: &DeviceIo<'_>,
     ) -> Option<TurnEnd> {
-        let guard = guard?;
-        while let Some(Copied { header, frame }) = guard.next_unsent() {
+        // Others were counted as frames of the guest.
+        match services.guard.as_mut().map_or(0, |guard| guard.take_repeated()) {
+            0 => {}
+            repeated => self.limiter.spend(repeated),
+        }
+        while let Some(Copied { header, frame }) = services.next_unsent() {
             let (mut header, mut bytes) = (*header, frame.to_vec());
             let mut pieces = Pieces::default();
             pieces.push_own(&mut header);
@@ -179,10 +183,9 @@ impl Transmitter {
                 }
                 Err(error) if backend::is_gone(&error) => return Some(TurnEnd::Gone(error)),
                 Err(_) => self.dropped += 1,
-                // The rate limit has counted the guest's frame that it comes from.
                 Ok(()) => {}
             }
-            guard.sent();
+            services.sent();
         }
         None
     }
@@ -244,6 +247,7 @@ fn send(
         judged = chain.readable.read(&mut head);
         match guard.outgoing(&head[..judged], len, passed.offload()) {
             Passage::Passes => {}
+            Passage::Answered => return SendOutcome::Sent,
             Passage::Drops => return SendOutcome::Dropped,
             Passage::Takes(taken) => {
                 let mut frame = vec![0; len];

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
-use volt_policy::{Copied, Judge, Name, Offload, Policy, Taken};
+use volt_policy::{Copied, HostNetwork, Judge, Name, Offload, Policy, Taken};
 
 use super::guard::{Guard, Passage};
 use super::*;
@@ -168,18 +168,37 @@ fn relayed_connections_end_for_both_sides_with_their_policy() {
         guard.sent();
     }
     net.obey(&config(NetBackend::Tap("unused".into())), None, &Arc::default());
-    let guard = net.services.guard.as_mut().unwrap();
-    let to_far = guard.next_unsent().unwrap().frame.clone();
-    assert_eq!((&to_far[30..34], to_far[47] & RST), (&FAR.octets()[..], RST));
-    guard.sent();
-    assert!(!guard.is_done());
-    let to_guest = guard.next_answer().unwrap();
-    assert_eq!((&to_guest[26..30], number(&to_guest, 38), to_guest[47]), (&FAR.octets()[..], expected, RST));
-    // All passes now, and the next turn forgets the guard.
-    let other = segment(GUEST, Ipv4Addr::LOCALHOST, SYN);
-    assert_eq!(guard.outgoing(&other, other.len(), Offload::default()), Passage::Passes);
-    net.services.work(Instant::now());
     assert!(net.services.guard.is_none());
+    // Another policy does not lose them.
+    net.obey(&config(NetBackend::Tap("unused".into())), Some(&judge("{}")), &Arc::default());
+    let to_far = net.services.next_unsent().unwrap().frame.clone();
+    assert_eq!((&to_far[30..34], to_far[47] & RST), (&FAR.octets()[..], RST));
+    net.services.sent();
+    assert!(net.services.next_unsent().is_none() && net.services.work(Instant::now()));
+    let to_guest = net.services.next_frame().unwrap();
+    assert_eq!((&to_guest[26..30], number(&to_guest, 38), to_guest[47]), (&FAR.octets()[..], expected, RST));
+    assert!(net.services.next_frame().is_none() && !net.services.work(Instant::now()));
+}
+
+#[test]
+fn version_of_ip_that_comes_after_passt_is_none_that_it_serves() {
+    let mut net = guarded(wire().0, "{}");
+    let passt = config(NetBackend::Passt { forward: vec![] });
+    net.obey(&passt, None, &Arc::default());
+    let on = |routes_v4, routes_v6| {
+        let network = HostNetwork { addresses: vec![], routes_v4, routes_v6 };
+        Arc::new(judge("{}").with_host(&network))
+    };
+    let far_v6 = "2001:db8::1".parse().unwrap();
+    for (routes, is_routed) in [((true, false), (true, false)), ((false, true), (false, false))] {
+        net.obey(&passt, Some(&on(routes.0, routes.1)), &Arc::default());
+        net.services.guard.as_mut().unwrap().change(on(routes.0, routes.1));
+        let judge = net.services.guard.as_mut().unwrap().filter().judge().clone();
+        assert_eq!((judge.is_routed(FAR.into()), judge.is_routed(far_v6)), is_routed);
+    }
+    net.services.guard.as_mut().unwrap().change(on(true, true));
+    let judge = net.services.guard.as_mut().unwrap().filter().judge().clone();
+    assert_eq!((judge.is_routed(FAR.into()), judge.is_routed(far_v6)), (true, false));
 }
 
 /// A segment between ports 4000 of the guest and 80 of the far side, with its number and acknowledgement.
