@@ -39,6 +39,19 @@ pub(super) trait Backend: Debug + Send {
     /// temporary.
     fn receive(&mut self, into: Pieces<'_>) -> io::Result<usize>;
 
+    /// Shows the next frame, without a header, where the backend has it in memory of its own already. It stays
+    /// the next one for [`Backend::receive`]. Returns `None` if the backend has none there, ever: its frames
+    /// have to be read to be seen.
+    ///
+    /// # Errors
+    /// As [`Backend::receive`].
+    fn peek(&mut self) -> io::Result<Option<&[u8]>> {
+        Ok(None)
+    }
+
+    /// Drops the frame that [`Backend::peek`] has shown.
+    fn skip(&mut self) {}
+
     /// Returns whether there may be a frame. A backend that can return false saves the device the
     /// preparations for a long frame.
     fn may_have_frame(&self) -> bool {

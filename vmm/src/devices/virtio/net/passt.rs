@@ -121,8 +121,17 @@ impl Passt {
         self.child.id()
     }
 
-    /// Returns the next frame in the inbox, if it is complete.
+    /// Returns the next frame in the inbox, if it is complete, and moves on to the one behind it.
     fn next_frame(&mut self) -> io::Result<Option<std::ops::Range<usize>>> {
+        let frame = self.first_frame()?;
+        if let Some(frame) = &frame {
+            self.filled.start = frame.end;
+        }
+        Ok(frame)
+    }
+
+    /// Returns the next frame in the inbox, if it is complete.
+    fn first_frame(&self) -> io::Result<Option<std::ops::Range<usize>>> {
         let filled = &self.inbox[self.filled.clone()];
         let Some((prefix, rest)) = filled.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let len = u32::from_be_bytes(*prefix) as usize;
@@ -133,7 +142,6 @@ impl Passt {
             return Ok(None);
         }
         let from = self.filled.start + PREFIX;
-        self.filled.start = from + len;
         Ok(Some(from..from + len))
     }
 
@@ -209,6 +217,19 @@ impl Backend for Passt {
             }
             self.fill_inbox().map_err(|error| self.explain(error))?;
         }
+    }
+
+    fn peek(&mut self) -> io::Result<Option<&[u8]>> {
+        loop {
+            if let Some(frame) = self.first_frame()? {
+                return Ok(Some(&self.inbox[frame]));
+            }
+            self.fill_inbox().map_err(|error| self.explain(error))?;
+        }
+    }
+
+    fn skip(&mut self) {
+        let _ = self.next_frame(); // cannot fail: it was shown
     }
 
     fn send(&mut self, frame: Pieces<'_>) -> io::Result<()> {

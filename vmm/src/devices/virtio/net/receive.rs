@@ -91,11 +91,26 @@ struct ReadFrame {
     room: usize,
 }
 
+/// The fate of a frame that the backend has.
+enum Incoming {
+    Passes(ReadFrame),
+    Dropped,
+    /// The device has it.
+    Taken,
+}
+
 /// A frame for the guest: its first `in_place` bytes lie in the window, the rest in `tail`.
 struct GuestFrame<'a> {
     header: Header,
     in_place: usize,
     tail: &'a [u8],
+}
+
+impl Incoming {
+    /// Of one that does not pass.
+    fn stopped(passage: Passage) -> Self {
+        if passage == Passage::Drops { Self::Dropped } else { Self::Taken }
+    }
 }
 
 impl WaitingFrame {
@@ -170,15 +185,15 @@ impl Receiver {
                             break TurnEnd::At(at);
                         }
                         let began = Instant::now();
-                        match self.read(backend, &window, services.guard.is_some()) {
-                            Ok(read) => match self.passage(&read, services.guard.as_deref_mut()) {
-                                Passage::Passes => !self.deliver_read(&read, began, &mut window, io)?,
-                                Passage::Takes(_) | Passage::Answered => false,
-                                Passage::Drops => {
-                                    self.drop_frame(began, io);
-                                    false
-                                }
-                            },
+                        match self.read_judged(backend, &window, services.guard.as_deref_mut()) {
+                            Ok(Incoming::Passes(read)) => {
+                                !self.deliver_read(&read, began, &mut window, io)?
+                            }
+                            Ok(Incoming::Dropped) => {
+                                self.drop_frame(began, io);
+                                false
+                            }
+                            Ok(Incoming::Taken) => false,
                             Err(error) if error.kind() == ErrorKind::Interrupted => false,
                             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                                 self.backoff.succeeded();
@@ -230,14 +245,33 @@ impl Receiver {
         at
     }
 
-    /// The fate of a frame, which a guard decides if there is one.
-    fn passage(&self, read: &ReadFrame, guard: Option<&mut Guard>) -> Passage {
+    /// Reads a frame, whose fate a guard decides if there is one.
+    fn read_judged(
+        &mut self,
+        backend: &mut dyn Backend,
+        window: &ChainWindow<'_>,
+        guard: Option<&mut Guard>,
+    ) -> io::Result<Incoming> {
+        let Some(guard) = guard else { return self.read(backend, window, false).map(Incoming::Passes) };
+        // Judged where it lies, it is copied once: to the guest.
+        if let Some(frame) = backend.peek()? {
+            let (passage, len) = (guard.incoming(frame, false), frame.len());
+            if passage == Passage::Passes {
+                return self.read(backend, window, false).map(Incoming::Passes);
+            }
+            backend.skip();
+            self.backoff.succeeded();
+            self.limiter.spend(len as u64);
+            return Ok(Incoming::stopped(passage));
+        }
+        let read = self.read(backend, window, true)?;
         let body = read.len.saturating_sub(header::LEN);
         // A longer frame than there is room for is cut, and dropped later.
         let frame = &self.spill[..body.min(self.spill.len())];
-        guard.map_or(Passage::Passes, |guard| {
-            guard.incoming(frame, Header::from_bytes(read.header).is_checked())
-        })
+        match guard.incoming(frame, Header::from_bytes(read.header).is_checked()) {
+            Passage::Passes => Ok(Incoming::Passes(read)),
+            passage => Ok(Incoming::stopped(passage)),
+        }
     }
 
     /// Reads a frame into the window and the spill memory, and its header apart. A frame that may not pass is
