@@ -144,8 +144,8 @@ crowd() {
     with_images 6144 3000 "$@"
 }
 
-# Its clock does not count instructions: QEMU 7.2 then stalls sooner or later in this benchmark. Guests keep
-# their timer tick, as above.
+# The lab's clock does not count instructions: QEMU 7.2 then stalls sooner or later in this benchmark. Guests
+# keep their timer tick, as above.
 network() {
     local outs=() tool path page=docs/benchmarks-network-lab.md
     [[ " $* " != *" --write-docs "* ]] || outs=(--out "/lab/$page:$page")

@@ -57,7 +57,7 @@ pub struct Options {
     #[arg(long, value_name = "MODEL", default_value = "host,arch-capabilities=off")]
     pub qemu_cpu: String,
 
-    /// Write the result to docs/benchmarks-network.md
+    /// Write the result to docs/benchmarks-network.md, in the lab to docs/benchmarks-network-lab.md
     #[arg(long)]
     pub write_docs: bool,
 }
