@@ -197,12 +197,13 @@ print(*{file for module in sys.modules.values() if (file := getattr(module, "__f
 make_systemd() {
     scripts/image.sh systemd:1 "$work/systemd.tar" systemd systemd-sysv dash coreutils util-linux procps
 }
-# Makes an image with clients of networks, and their site: for --full and the test itself. An emulated processor
-# would take minutes to load the image.
+# Makes an image with clients of networks, and their site: for --full and the test itself. An emulated
+# processor would take minutes to load the image.
 make_net_clients() {
     local directory=$work/net-clients
     scripts/net-clients.sh "$directory" &&
-        VOLT_DATA_DIR=$directory/data "$program" image load "$directory/image.tar" && rm "$directory/image.tar"
+        VOLT_DATA_DIR=$directory/data "$program" image load "$directory/image.tar" &&
+        rm "$directory/image.tar"
 }
 # Fails if the kernel cannot be fetched. Where there is none to fetch, all labs take the stable one, and that
 # counts as skipped.

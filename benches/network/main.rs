@@ -63,8 +63,8 @@ fn run(options: &Options) -> Result<()> {
     for vm in vms.iter().filter(|vm| vm.resets != [0, 0]) {
         let (name, [off, on]) = (vm.backend.name(), vm.resets);
         document.say(&format!(
-            "{name}: runs were repeated because a connection was reset, {off} without the policy and {on} with \
-             it.\n"
+            "{name}: runs were repeated because a connection was reset, {off} without the policy and {on} \
+             with it.\n"
         ));
     }
     if options.write_docs { document.write(page) } else { Ok(()) }

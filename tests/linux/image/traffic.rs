@@ -154,7 +154,7 @@ fn busy_connections_survive_snapshots_and_forks_and_end_at_restores_and_rewinds(
         });
         [0, 2, 3].into_iter().for_each(|at| echo.await_busy(at));
         assert_eq!((echo.count(), echo.ended()), (4, vec![1]));
-        // What is sent now arrives: the bytes before may have waited on the way.
+        // The words sent now arrive: the bytes before may have waited on the way.
         idle.say_words();
         for (name, word) in [("web", "word-0"), ("clone", "word-"), ("child", "word-")] {
             let said = || net.run(&["exec", name, "cat", "/said"]).succeeded().stdout.contains(word);

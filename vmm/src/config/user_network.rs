@@ -49,9 +49,6 @@ pub const LONGEST_PACKET: u16 = 65_520;
 /// Longest packet with nat, if no other is configured.
 pub const ETHERNET_PACKET: u16 = 1500;
 
-/// Least MTU of IPv6 (RFC 8200, section 5). The kernel takes it from interfaces with less.
-pub(crate) const LEAST_OF_V6: u16 = 1280;
-
 /// The networks that have the guest's addresses.
 pub(crate) fn guest_addresses() -> Vec<IpNet> {
     let v6 = Ipv6Net::new_assert(IPV6.address, IPV6.prefix).trunc();

@@ -25,12 +25,11 @@ use std::thread;
 use rustix::net::netdevice::name_to_index;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
+use smoltcp::wire::IPV6_MIN_MTU;
 
 use links::Prefixed;
 use netlink::Netlink;
 use ranges::{Cable, PAIR_V4, PAIR_V6, PAIRS};
-
-use crate::config::user_network::LEAST_OF_V6;
 
 /// Names of the two interfaces in a namespace.
 const TAP: &str = "tap0";
@@ -131,7 +130,8 @@ impl Namespace {
         let file = File::open(path).map_err(|error| explain(format!("open {path}"), error))?;
         let (routing, filter) = (Netlink::routing()?, Netlink::filter()?);
         write_setting(FORWARD_V4)?;
-        let has_v6 = mtu >= LEAST_OF_V6 && read_setting(FORWARD_V6)?.is_some();
+        // The kernel takes IPv6 from an interface with less.
+        let has_v6 = usize::from(mtu) >= IPV6_MIN_MTU && read_setting(FORWARD_V6)?.is_some();
         if has_v6 {
             write_setting(FORWARD_V6)?;
         }

@@ -74,7 +74,7 @@ fn network_of_a_killed_process_ends() {
 #[test]
 fn network_of_short_packets_is_one_of_ipv4() {
     isolated(|| {
-        let link = make(&NatSettings { mtu: LEAST_OF_V6 - 1, ..settings() }).unwrap();
+        let link = make(&NatSettings { mtu: IPV6_MIN_MTU as u16 - 1, ..settings() }).unwrap();
         assert!(!link.has_v6);
         assert_eq!((cables(), output("ip", "-6 -o addr show scope global").as_str()), (1, ""));
     });

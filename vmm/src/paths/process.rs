@@ -73,8 +73,8 @@ impl Process {
     }
 
     /// Ends it, or lets it end by itself where the calling thread is confined. A device's confined thread may
-    /// wait for no child of its own process: one from before the confinement stays a zombie until this process
-    /// ends.
+    /// wait for no child of its own process: one from before the confinement stays a zombie until this
+    /// process ends.
     pub fn leave(&mut self) {
         if self.is_starters {
             // Without a starter, the system takes the status.

@@ -32,8 +32,8 @@ pub(super) fn harden() -> Result<()> {
     setrlimit(Resource::Core, none).map_err(refused("forbid core files"))
 }
 
-/// Makes a process of root, the calling thread's, one of a user without rights. A process of another user, and
-/// one of root in a user namespace without that user, stay as they are.
+/// Makes a process of root, the calling thread's, one of a user without rights. A process of another user,
+/// and one of root in a user namespace without that user, stay as they are.
 pub(super) fn become_nobody() {
     /// The user `nobody` (`overflowuid` of the kernel).
     const NOBODY: libc::uid_t = 65534;

@@ -39,8 +39,8 @@ pub(super) trait Backend: Debug + Send {
     /// temporary.
     fn receive(&mut self, into: Pieces<'_>) -> io::Result<usize>;
 
-    /// Shows the next frame, without a header, where the backend has it in memory of its own already. It stays
-    /// the next one for [`Backend::receive`]. Returns `None` if the backend has none there, ever: its frames
+    /// Shows the next frame, without a header, where the backend has it in memory of its own already. It
+    /// stays the next one for [`Backend::receive`]. Returns `None` if the backend has none there, ever: its frames
     /// have to be read to be seen.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smoltcp::wire::IPV6_MIN_MTU;
 use volt_policy::{
     Answered, Cause, Copied, Datagram, Filter, Host, Interface, Judge, MOST_CONNECTIONS, Offload, Outcome,
     RequestHead, SavedConnection, SavedPin, Taken, Verdict, reset_for,
@@ -30,7 +31,7 @@ use super::relay::{RelayCounts, Relays};
 use super::{DEFAULT_MTU, NextTurn, SHORTEST_DELAY};
 use crate::config::devices::{NetBackend, NetConfig};
 use crate::config::network::Mac;
-use crate::config::user_network::{self, LEAST_OF_V6, LONGEST_PACKET};
+use crate::config::user_network::{self, LONGEST_PACKET};
 use crate::counters::policy::{PolicyEvent, PolicyMetrics};
 use crate::error::report;
 use crate::events::Events;
@@ -539,7 +540,7 @@ fn far_mtu(config: &NetConfig) -> u16 {
     if matches!(config.backend, NetBackend::Passt { .. }) {
         mtu(config)
     } else {
-        mtu(config).min(LEAST_OF_V6)
+        mtu(config).min(IPV6_MIN_MTU as u16)
     }
 }
 

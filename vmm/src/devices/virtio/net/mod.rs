@@ -176,8 +176,8 @@ impl From<NextTurn> for TurnEnd {
     }
 }
 
-/// Makes a policy ready for all interfaces of a VM, so many. The network of this host is read at the first frame: a
-/// restore does not pay for that.
+/// Makes a policy ready for all interfaces of a VM, so many. The network of this host is read at the first
+/// frame: a restore does not pay for that.
 ///
 /// # Errors
 /// The policy is refused.

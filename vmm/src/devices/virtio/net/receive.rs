@@ -107,7 +107,7 @@ struct GuestFrame<'a> {
 }
 
 impl Incoming {
-    /// Of one that does not pass.
+    /// The fate of a frame that does not pass.
     fn stopped(passage: Passage) -> Self {
         if passage == Passage::Drops { Self::Dropped } else { Self::Taken }
     }

@@ -155,8 +155,8 @@ impl Transmitter {
         Ok(gone.map_or_else(|| next.into(), TurnEnd::Gone))
     }
 
-    /// Sends the frames that the device has copied or made. Returns the end of the turn if the backend takes no
-    /// more.
+    /// Sends the frames that the device has copied or made. Returns the end of the turn if the backend takes
+    /// no more.
     pub fn send_copies(
         &mut self,
         backend: &mut dyn Backend,
