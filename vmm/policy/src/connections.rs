@@ -337,11 +337,12 @@ mod tests {
     use super::*;
     use crate::frame::Flags;
 
-    const SYN: Flags = Flags { syn: true, ack: false, fin: false, rst: false, urg: false };
-    const SYN_ACK: Flags = Flags { syn: true, ack: true, fin: false, rst: false, urg: false };
-    const ACK: Flags = Flags { syn: false, ack: true, fin: false, rst: false, urg: false };
-    const FIN: Flags = Flags { syn: false, ack: true, fin: true, rst: false, urg: false };
-    const RST: Flags = Flags { syn: false, ack: false, fin: false, rst: true, urg: false };
+    const NONE: Flags = Flags { syn: false, ack: false, fin: false, rst: false, psh: false, urg: false };
+    const SYN: Flags = Flags { syn: true, ..NONE };
+    const SYN_ACK: Flags = Flags { ack: true, ..SYN };
+    const ACK: Flags = Flags { ack: true, ..NONE };
+    const FIN: Flags = Flags { fin: true, ..ACK };
+    const RST: Flags = Flags { rst: true, ..NONE };
 
     fn ends(protocol: Protocol, port: u16, number: u32) -> Ends {
         let far = std::net::Ipv4Addr::from_bits(0xc000_0200 + number);

@@ -223,6 +223,8 @@ pub struct Flags {
     pub fin: bool,
     /// It ends the connection.
     pub rst: bool,
+    /// It is the last one of what the sender's program has written.
+    pub psh: bool,
     /// A part of its data is urgent.
     pub urg: bool,
 }
@@ -350,6 +352,7 @@ fn transport(
                     ack: header.ack(),
                     fin: header.fin(),
                     rst: header.rst(),
+                    psh: header.psh(),
                     urg: header.urg(),
                 },
             };

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  guest: segments in order ──> copies ──whole message──> judge ──> the copies are sent
+//!         the last one of a write, of a part ──────────────────────> the device acknowledges the part
 //!         the same again    ──────────────────────────────────────> the copies are sent again
 //!  far side: acknowledges all, and its first message is no retry ──> the hold is over
 //!            asks for another first message                      ──> a new hold, for the same name
@@ -9,6 +10,10 @@
 //!
 //! A segment that the guest sends a second time could have another name in it. Until the far side has
 //! acknowledged the judged copies, it gets these alone; it ignores bytes that it has already.
+//!
+//! A program may write the message in parts. Its kernel sends no second short segment before the first one is
+//! acknowledged (Nagle's algorithm, RFC 9293, section 3.7.4), so that the device has to do this in the far
+//! side's place. The guest does not send that part again: the copies before its own segment go with it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -110,6 +115,8 @@ struct Kept {
 pub(crate) enum Step {
     /// Nothing is sent.
     Keep,
+    /// The guest is told that its bytes before this number have arrived.
+    Acknowledge(u32),
     /// These are sent.
     Send(Vec<Copied>),
     /// These are sent once more.
@@ -266,7 +273,7 @@ impl Hold {
         let is_old = distance(to, end) >= 0;
         match self.stage {
             _ if payload.is_empty() => Step::Send(vec![copied.clone()]),
-            Stage::Sent if distance(segment.sequence, end) > 0 => self.resend(segment.sequence, to, now),
+            Stage::Sent if distance(segment.sequence, end) > 0 => self.resend(to, now),
             // The far side has it, and ignores it.
             Stage::Acknowledged if is_old => Step::Send(vec![copied.clone()]),
             // The server may ask for another first message. Until it has not, nothing follows the first one.
@@ -300,14 +307,17 @@ impl Hold {
         self.judged.as_ref()
     }
 
-    /// Sends the copies again that a segment covers, at most as often as a guest would.
-    fn resend(&mut self, from: u32, to: u32, now: Instant) -> Step {
+    /// Sends the copies up to the end of a segment again, at most as often as a guest would. The guest may
+    /// take those before it for arrived.
+    fn resend(&mut self, to: u32, now: Instant) -> Step {
         if self.resent.is_some_and(|resent| now < resent + BETWEEN_RESENDS) {
             return Step::Keep;
         }
         self.resent = Some(now);
-        let is_covered = |kept: &&Kept| distance(from, kept.to) > 0 && distance(kept.from, to) > 0;
-        Step::SendAgain(self.sendable().iter().filter(is_covered).map(|kept| kept.copied.clone()).collect())
+        let begins_before = |kept: &&Kept| distance(kept.from, to) > 0;
+        Step::SendAgain(
+            self.sendable().iter().filter(begins_before).map(|kept| kept.copied.clone()).collect(),
+        )
     }
 
     fn collect(&mut self, copied: &Copied, segment: &Segment, payload: &[u8], now: Instant) -> Step {
@@ -317,11 +327,13 @@ impl Hold {
         }
         let (end, from) = (self.end(), segment.sequence);
         let to = from.wrapping_add(payload.len() as u32);
-        if from == self.start && distance(end, to) > 0 && !self.bytes.is_empty() {
-            // The guest sends all of it again, in other pieces.
-            self.give_back();
-        } else if from != end {
-            return Step::Keep;
+        match self.kept.iter().position(|kept| kept.from == from) {
+            // The guest sends the rest again, in other pieces.
+            Some(first) if distance(end, to) > 0 => self.give_back_from(first),
+            _ if from == end => {}
+            // The acknowledgement was lost.
+            _ if distance(from, end) > 0 && segment.flags.psh => return Step::Acknowledge(end),
+            _ => return Step::Keep,
         }
         if segment.flags.fin && payload.is_empty() && self.bytes.is_empty() && !self.is_second {
             // Nothing was asked for.
@@ -342,7 +354,10 @@ impl Hold {
         }
         self.bytes.extend_from_slice(payload);
         self.kept.push(Kept { copied: copied.clone(), from, to });
-        self.read()
+        match self.read() {
+            Step::Keep if segment.flags.psh => Step::Acknowledge(to),
+            step => step,
+        }
     }
 
     fn read(&self) -> Step {
@@ -474,10 +489,17 @@ impl Hold {
 
     /// Forgets all copies.
     fn give_back(&mut self) {
-        let gone: usize = self.kept.iter().map(|kept| self.size(kept)).sum();
-        self.budget.give_back(gone);
-        self.kept.clear();
+        self.give_back_from(0);
         self.bytes.clear();
+    }
+
+    /// Forgets the copies from this one on, and their bytes.
+    fn give_back_from(&mut self, first: usize) {
+        let gone: usize = self.kept[first..].iter().map(|kept| self.size(kept)).sum();
+        self.budget.give_back(gone);
+        let left: usize = self.kept[..first].iter().map(Kept::len).sum();
+        self.kept.truncate(first);
+        self.bytes.truncate(left);
     }
 
     /// Bytes that a copy takes: those of the frame, and of the payload beside it until the message is judged.

@@ -122,6 +122,21 @@ fn reset(frame: &Frame, packet: &Packet, segment: &Segment) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// The acknowledgement of the bytes before `next` for the sender of a segment. Its window is the largest: the
+/// far side's next segment tells its own.
+pub(crate) fn acknowledgement(
+    frame: &Frame,
+    packet: &Packet,
+    segment: &Segment,
+    next: u32,
+) -> Option<Vec<u8>> {
+    let back = back(frame, packet)?.tcp(segment.target, segment.source, segment.acknowledged, u16::MAX);
+    let back = back.ack(next);
+    let mut bytes = Vec::with_capacity(back.size(0));
+    back.write(&mut bytes, &[]).ok()?;
+    Some(bytes)
+}
+
 /// A reset from one end of a connection to the other one, which expects the byte with this number next.
 /// Returns `None` if the ends have two versions of IP.
 pub(crate) fn lone_reset(

@@ -63,6 +63,10 @@ impl Filter {
         }
         let reason = match step {
             Step::Keep => return Held::default(),
+            Step::Acknowledge(next) => {
+                let to_guest = reply::acknowledgement(&frame, packet, segment, next);
+                return Held { to_guest, ..Held::default() };
+            }
             Step::Send(to_far) => return Held { to_far, ..Held::default() },
             Step::SendAgain(to_far) => return Held { to_far, is_repeated: true, ..Held::default() },
             Step::Full => return Held::stop(Cause::Full),

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::tests::filter;
 use super::*;
 use crate::client_hello::testing::{extension, message_of, records, sni};
+use crate::frame::{Flags, Segment};
 use crate::hold::{Copied, LEAST_FIRST};
 
 const US: Mac = [2, 0, 0, 0, 0, 1];
@@ -15,9 +16,9 @@ const GATEWAY: Mac = [2, 0, 0, 0, 0, 2];
 const OWN: [u8; 4] = [10, 118, 111, 15];
 const FAR: [u8; 4] = [192, 0, 2, 1];
 /// Numbers of the first byte of each side.
-const START: u32 = u32::MAX - 700;
-const SERVER: u32 = 9000;
-const ONLY: &str = r#"{"default":"deny","allow":["*.example.org:443"]}"#;
+pub(super) const START: u32 = u32::MAX - 700;
+pub(super) const SERVER: u32 = 9000;
+pub(super) const ONLY: &str = r#"{"default":"deny","allow":["*.example.org:443"]}"#;
 const HIDDEN: &str = r#"{"default":"deny","allow":["*.example.org:443"],"ech":"refuse"}"#;
 const RETRY: &[u8] =
     b"\x16\x03\x03\x00\x58\x02\x00\x00\x54\x03\x03\xcf\x21\xad\x74\xe5\x9a\x61\x11\xbe\x1d\x8c\
@@ -26,23 +27,31 @@ const HELLO: &[u8] = b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76\x03\x03 a random num
 const CHANGE_CIPHER: &[u8] = &[20, 3, 3, 0, 1, 1];
 
 /// A connection of the guest through a filter.
-struct Wire {
-    filter: Filter,
-    now: Instant,
+pub(super) struct Wire {
+    pub(super) filter: Filter,
+    pub(super) now: Instant,
     /// Payloads that reached the far side, with the numbers of their first bytes.
-    far: Vec<(u32, Vec<u8>)>,
+    pub(super) far: Vec<(u32, Vec<u8>)>,
     /// Bytes that the far side has acknowledged. It ignores them when they come again.
     acknowledged: usize,
     resets_to_far: Vec<u32>,
     resets_to_guest: usize,
-    causes: Vec<String>,
+    /// Numbers up to which the device acknowledged.
+    pub(super) acknowledges: Vec<u32>,
+    pub(super) causes: Vec<String>,
 }
 
-fn hello(name: &str) -> Vec<u8> {
+pub(super) fn hello(name: &str) -> Vec<u8> {
     records(&message_of(&[extension(51, &[0; 700]), sni(name)]), 1 << 14)
 }
 
-fn frame(is_guest: bool, sequence: u32, acknowledged: u32, flags: &str, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(
+    is_guest: bool,
+    sequence: u32,
+    acknowledged: u32,
+    flags: &str,
+    payload: &[u8],
+) -> Vec<u8> {
     let (macs, ips, ports) = match is_guest {
         true => ([US, GATEWAY], [OWN, FAR], [4000, 443]),
         false => ([GATEWAY, US], [FAR, OWN], [443, 4000]),
@@ -55,6 +64,7 @@ fn frame(is_guest: bool, sequence: u32, acknowledged: u32, flags: &str, payload:
             'A' => step.ack(acknowledged),
             'F' => step.fin(),
             'R' => step.rst(),
+            'P' => step.psh(),
             'U' => step.urg(1),
             _ => panic!("{flag}"),
         };
@@ -64,15 +74,29 @@ fn frame(is_guest: bool, sequence: u32, acknowledged: u32, flags: &str, payload:
     bytes
 }
 
+fn parsed(bytes: &[u8]) -> (Packet, Segment) {
+    let frame = Frame::parse(bytes, bytes.len()).unwrap();
+    let Content::Packet(packet) = frame.content else { panic!("{frame:?}") };
+    (packet, *segment(&packet).unwrap())
+}
+
 impl Wire {
     /// A connection that is open, to a pinned address.
-    fn open(policy: &str) -> Self {
+    pub(super) fn open(policy: &str) -> Self {
         let mut filter = filter(policy);
         let now = Instant::now();
         let name = Name::parse("a.example.org").unwrap();
         filter.pin(&name, &[(IpAddr::from(FAR), 60)], now);
-        let (far, resets_to_far, causes) = (Vec::new(), Vec::new(), Vec::new());
-        let mut wire = Self { filter, now, far, acknowledged: 0, resets_to_far, resets_to_guest: 0, causes };
+        let mut wire = Self {
+            filter,
+            now,
+            far: Vec::new(),
+            acknowledged: 0,
+            resets_to_far: Vec::new(),
+            resets_to_guest: 0,
+            acknowledges: Vec::new(),
+            causes: Vec::new(),
+        };
         wire.guest(START.wrapping_sub(1), "S", b"");
         assert_eq!(wire.server(SERVER - 1, START, "SA", b""), Outcome::Pass);
         wire.guest(START, "A", b"");
@@ -81,7 +105,7 @@ impl Wire {
     }
 
     /// Sends a segment of the guest.
-    fn guest(&mut self, sequence: u32, flags: &str, payload: &[u8]) {
+    pub(super) fn guest(&mut self, sequence: u32, flags: &str, payload: &[u8]) {
         self.guest_frame(&frame(true, sequence, SERVER, flags, payload));
     }
 
@@ -97,17 +121,25 @@ impl Wire {
                 let copied = Copied { header: [0; 12], frame: bytes.into() };
                 let held = self.filter.hold(&copied, Offload::default(), self.now);
                 held.to_far.iter().for_each(|copied| self.arrives(&copied.frame));
-                self.resets_to_guest += usize::from(held.to_guest.is_some());
+                held.to_guest.iter().for_each(|bytes| self.answers(bytes));
                 self.causes.extend(held.cause.map(|cause| cause.to_string()));
             }
             other => panic!("{other:?}"),
         }
     }
 
+    /// Notes an answer of the device.
+    fn answers(&mut self, bytes: &[u8]) {
+        let (_, segment) = parsed(bytes);
+        match segment.flags {
+            Flags { rst: true, .. } => self.resets_to_guest += 1,
+            Flags { ack: true, .. } => self.acknowledges.push(segment.acknowledged),
+            flags => panic!("{flags:?}"),
+        }
+    }
+
     fn arrives(&mut self, bytes: &[u8]) {
-        let frame = Frame::parse(bytes, bytes.len()).unwrap();
-        let Content::Packet(packet) = frame.content else { panic!("{frame:?}") };
-        let segment = segment(&packet).unwrap();
+        let (packet, segment) = parsed(bytes);
         if segment.flags.rst {
             self.resets_to_far.push(segment.sequence);
         } else if packet.payload.0 < packet.payload.1 {
@@ -122,13 +154,19 @@ impl Wire {
     }
 
     /// Sends a segment of the far side.
-    fn server(&mut self, sequence: u32, acknowledged: u32, flags: &str, payload: &[u8]) -> Outcome {
+    pub(super) fn server(
+        &mut self,
+        sequence: u32,
+        acknowledged: u32,
+        flags: &str,
+        payload: &[u8],
+    ) -> Outcome {
         let bytes = frame(false, sequence, acknowledged, flags, payload);
         self.filter.incoming(&bytes, bytes.len(), self.now)
     }
 
     /// The stream that the far side has, up to the first hole.
-    fn stream(&self) -> Vec<u8> {
+    pub(super) fn stream(&self) -> Vec<u8> {
         let mut stream = Vec::new();
         loop {
             let next = START.wrapping_add(stream.len() as u32);
@@ -145,7 +183,7 @@ impl Wire {
     }
 }
 
-fn at(offset: usize) -> u32 {
+pub(super) fn at(offset: usize) -> u32 {
     START.wrapping_add(offset as u32)
 }
 
@@ -223,31 +261,6 @@ fn data_that_a_server_could_read_otherwise_is_refused() {
     let early = frame(true, START, 0, "S", b"data");
     let outcome = filter.outgoing(&early, early.len(), Offload::default(), Instant::now());
     assert_eq!(outcome, Outcome::Stop(Cause::Malformed(Malformed::Early), None));
-}
-
-#[test]
-fn repetition_with_another_name_never_leaves() {
-    let (good, bad) = (hello("www.example.org"), hello("www.attacker.ts"));
-    assert_eq!(good.len(), bad.len());
-    let mut wire = Wire::open(ONLY);
-    wire.guest(START, "A", &good[..700]);
-    wire.guest(START, "A", &bad[..700]);
-    wire.guest(at(700), "A", &good[700..]);
-    assert_eq!(wire.stream(), good);
-    for (from, to) in [(0, bad.len()), (700, bad.len()), (0, 700), (350, 720)] {
-        wire.guest(at(from), "A", &bad[from..to]);
-    }
-    wire.guest(at(0).wrapping_sub(10), "A", &[&[0; 10][..], &bad].concat());
-    let sent: Vec<_> =
-        wire.far.iter().map(|(from, payload)| (from.wrapping_sub(START) as usize, payload)).collect();
-    assert!(sent.len() > 2, "the copies are sent again");
-    assert!(sent.iter().all(|(from, payload)| good[*from..][..payload.len()] == payload[..]));
-    // The far side has a part: the rest is sent again alone.
-    wire.far.clear();
-    assert_eq!(wire.server(SERVER, at(700), "A", b""), Outcome::Pass);
-    wire.now += Duration::from_millis(200);
-    wire.guest(START, "A", &bad);
-    assert_eq!(wire.far, [(at(700), good[700..].to_vec())]);
 }
 
 #[test]
@@ -353,18 +366,6 @@ fn bounded_with_so_many_interfaces(count: usize) {
     assert_eq!(send(9001, now), (None, 1454));
 }
 
-#[test]
-fn copies_that_are_sent_once_more_are_told_from_others() {
-    let mut wire = Wire::open(ONLY);
-    let copied = Copied::made(frame(true, START, SERVER, "A", &hello("www.example.org")));
-    for is_repeated in [false, true] {
-        let held = wire.filter.hold(&copied, Offload::default(), wire.now);
-        assert_eq!((held.is_repeated, held.to_far), (is_repeated, vec![copied.clone()]));
-        assert_eq!(wire.filter.held(), copied.frame.len(), "the message is judged: its copy alone is kept");
-        wire.now += Duration::from_millis(200);
-    }
-}
-
 /// A message whose padding has another message in it, from this offset on.
 fn nested(outer: &str, inner: &str) -> (Vec<u8>, usize) {
     let inner = hello(inner);
@@ -411,35 +412,6 @@ fn far_side_acknowledges_only_what_was_sent() {
         assert!(matches!(wire.server(SERVER, acknowledged, "A", b""), Outcome::Stop(..)));
         assert_eq!(wire.filter.connections(), 0);
     }
-}
-
-#[test]
-fn copies_are_sent_again_as_often_as_a_guest_would() {
-    let mut wire = Wire::open(ONLY);
-    let first = hello("www.example.org");
-    wire.guest(START, "A", &first);
-    (0..100).for_each(|_| wire.guest(START, "A", &first));
-    assert_eq!(wire.far.len(), 2);
-    wire.now += Duration::from_millis(200);
-    (0..100).for_each(|_| wire.guest(START, "A", &first[..10]));
-    assert_eq!(wire.far.len(), 3);
-}
-
-#[test]
-fn short_first_piece_arrives_before_others_leave() {
-    let message = hello("www.example.org");
-    let mut wire = Wire::open(ONLY);
-    wire.guest(START, "A", &message[..3]);
-    wire.guest(at(3), "A", &message[3..]);
-    let again = |wire: &mut Wire| {
-        wire.now += Duration::from_millis(200);
-        wire.guest(at(3), "A", &message[3..]);
-    };
-    again(&mut wire);
-    assert_eq!(wire.far, [(START, message[..3].to_vec())], "the far side may not have it");
-    assert_eq!(wire.server(SERVER, at(3), "A", b""), Outcome::Pass);
-    again(&mut wire);
-    assert_eq!(wire.stream(), message);
 }
 
 #[test]
@@ -560,6 +532,7 @@ proptest! {
                     0 => wire.guest(at(from), "S", b""),
                     1 => wire.guest(at(from).wrapping_sub(part.len() as u32), "SA", b""),
                     2 => wire.guest(at(from), "AF", b""),
+                    3 => wire.guest(at(from), "AP", &part),
                     _ => wire.guest(at(from), "A", &part),
                 }
             }

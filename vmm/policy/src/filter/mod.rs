@@ -12,6 +12,8 @@ mod held;
 mod held_tests;
 mod link;
 #[cfg(test)]
+mod repeats_tests;
+#[cfg(test)]
 mod route_tests;
 #[cfg(test)]
 mod table_tests;
