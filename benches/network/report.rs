@@ -89,8 +89,8 @@ const CONNECT: &str = "From the call of connect(2) to the first byte of the answ
 of TLS of 1.3 KiB, or a request of HTTP.";
 const SPENT: &str = "Processor time of the interface's thread in volt-vmm, with its system calls, for a MiB, \
 a round trip or a connection, by the kernel's account (schedstat). The policy does its work on this thread. \
-Time of the guest, of passt and of the resolver is not in it. Medians of runs, in microseconds. Transfers to the guest have a \
-warm-up of a quarter of a run, whose time is counted here, and whose bytes are not.";
+Time of the guest, of passt and of the resolver is not in it. Medians of runs, in microseconds. Transfers to \
+the guest have a warm-up of a quarter of a run, whose time is counted here, and whose bytes are not.";
 const BACKENDS: &str = "The same guest under QEMU microvm, with queues as long as volt-vmm's. MiB/s, \
 microseconds of a round trip, and milliseconds to a connection's first byte; connections a second include \
 the close.";

@@ -40,8 +40,8 @@ pub(super) trait Backend: Debug + Send {
     fn receive(&mut self, into: Pieces<'_>) -> io::Result<usize>;
 
     /// Shows the next frame, without a header, where the backend has it in memory of its own already. It
-    /// stays the next one for [`Backend::receive`]. Returns `None` if the backend has none there, ever: its frames
-    /// have to be read to be seen.
+    /// stays the next one for [`Backend::receive`]. Returns `None` if the backend has none there, ever: its
+    /// frames have to be read to be seen.
     ///
     /// # Errors
     /// As [`Backend::receive`].
