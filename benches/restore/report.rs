@@ -26,6 +26,9 @@ const PREFACE: &str = "\
 | commands on many VMs with names | [benchmarks-names.md](benchmarks-names.md) |
 | metrics of many VMs | [benchmarks-metrics.md](benchmarks-metrics.md) |
 | requests to the metadata service | [benchmarks-metadata.md](benchmarks-metadata.md) |
+| a policy: frames, connections, questions, memory | [benchmarks-policy.md](benchmarks-policy.md) |
+| a network from end to end: passt, nat and a tap, without and with a policy, beside QEMU's | \
+[benchmarks-network.md](benchmarks-network.md), and [in the lab](benchmarks-network-lab.md) |
 | virtio devices beside QEMU's, in the lab | [benchmarks-devices-lab.md](benchmarks-devices-lab.md) |
 
 `volt-vmm snapshot bench` measures a snapshot of yours, with the pages that its guest touches.
