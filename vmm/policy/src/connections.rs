@@ -97,6 +97,18 @@ pub struct SavedConnection {
     pub expects: u32,
 }
 
+/// An open connection of TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenConnection {
+    /// Its ends, and the number of the byte that the guest expects next.
+    pub saved: SavedConnection,
+    /// Number of the byte that the far side expects next. `None` if that has a connection with the device.
+    pub far_expects: Option<u32>,
+    /// Whether bytes would be lost if the device let all pass: it has some that it has acknowledged, or may
+    /// have.
+    pub needs_device: bool,
+}
+
 impl Connection {
     fn touch(&mut self, now: Instant) {
         let time = match self.state {
@@ -254,18 +266,17 @@ impl Connections {
         self.entries.remove(ends);
     }
 
-    /// The open connections of TCP, with the numbers of the bytes that their far sides expect next, unless
-    /// those have connections with the device.
-    pub fn open(&self) -> impl Iterator<Item = (SavedConnection, Option<u32>)> {
+    /// The open connections of TCP.
+    pub fn open(&self) -> impl Iterator<Item = OpenConnection> {
         self.entries.iter().filter_map(|(ends, entry)| {
             let expects = entry.guest_expects.filter(|_| matches!(entry.state, State::Open { .. }))?;
             let (guest, far) = (ends.guest.into(), ends.far.into());
-            let next = match &entry.route {
-                Route::Direct => Some(entry.guest_next),
-                Route::Held(hold) => Some(hold.sent_up_to()),
-                Route::Relayed => None,
+            let (far_expects, needs_device) = match &entry.route {
+                Route::Direct => (Some(entry.guest_next), false),
+                Route::Held(hold) => (Some(hold.sent_up_to()), hold.has_copies()),
+                Route::Relayed => (None, true),
             };
-            Some((SavedConnection { guest, far, expects }, next))
+            Some(OpenConnection { saved: SavedConnection { guest, far, expects }, far_expects, needs_device })
         })
     }
 
@@ -462,7 +473,8 @@ mod tests {
             table.follow(&open, Side::Guest, Some(&of_guest(sequence, acknowledged, len, ACK)), start);
         }
         let (guest, far) = (open.guest.into(), open.far.into());
-        let expected = [(SavedConnection { guest, far, expects: 7 }, Some(130))];
+        let saved = SavedConnection { guest, far, expects: 7 };
+        let expected = [OpenConnection { saved, far_expects: Some(130), needs_device: false }];
         assert_eq!(table.open().collect::<Vec<_>>(), expected);
     }
 

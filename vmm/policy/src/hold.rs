@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  guest: segments in order ──> copies ──whole message──> judge ──> the copies are sent
-//!         the last one of a write, of a part ──────────────────────> the device acknowledges the part
+//!         the last segment of a write: a part of the message ──────> the device acknowledges the part
 //!         the same again    ──────────────────────────────────────> the copies are sent again
 //!  far side: acknowledges all, and its first message is no retry ──> the hold is over
 //!            asks for another first message                      ──> a new hold, for the same name
@@ -13,7 +13,9 @@
 //!
 //! A program may write the message in parts. Its kernel sends no second short segment before the first one is
 //! acknowledged (Nagle's algorithm, RFC 9293, section 3.7.4), so that the device has to do this in the far
-//! side's place. The guest does not send that part again: the copies before its own segment go with it.
+//! side's place. It also acknowledges what comes again: Linux repeats the first segment alone until then. The
+//! guest does not repeat a part that was acknowledged. If it repeats a later segment, the copies before that
+//! go again, too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,8 +26,8 @@ use crate::frame::{Segment, distance};
 
 /// Most bytes that all holds of a VM keep. Its interfaces share them.
 pub const MOST_HELD: usize = 512 << 10;
-/// Most frames of one hold: Linux sends 10 at first (RFC 6928), and a hello may come after a retry.
-const MOST_FRAMES: usize = 16;
+/// Most frames of one hold: each write of a program may be one.
+const MOST_FRAMES: usize = 64;
 /// Longest time from the first byte to the end of the message.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time from the first byte until the far side has acknowledged the message, when room is short.
@@ -34,6 +36,8 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 /// connection is open (SYN cookies) takes the number of its first byte from the first packet that arrives.
 /// Linux takes one up to 3 bytes off: if a shorter piece were lost, the message would begin behind it.
 pub(crate) const LEAST_FIRST: usize = 64;
+/// Why a connection ends whose guest ends it early.
+const EARLY_END: &str = "it ends before its first message does";
 /// Least time between two times that copies are sent again: Linux waits as long (its least timeout for
 /// segments).
 const BETWEEN_RESENDS: Duration = Duration::from_millis(200);
@@ -88,12 +92,10 @@ impl Budget {
         Self { bytes: Arc::clone(&self.bytes), most }
     }
 
-    /// Takes room, if there is as much.
-    fn take(&self, size: usize) -> bool {
-        let has_room = self.bytes.fetch_add(size, Ordering::Relaxed) + size <= self.most;
-        if !has_room {
-            self.give_back(size);
-        }
+    /// Takes room in place of some that the caller has, if there is as much.
+    fn exchange(&self, old: usize, new: usize) -> bool {
+        let has_room = self.bytes.fetch_add(new, Ordering::Relaxed) + new <= self.most + old;
+        self.give_back(if has_room { old } else { new });
         has_room
     }
 
@@ -302,13 +304,18 @@ impl Hold {
         }
     }
 
+    /// Whether it has copies that the far side may lack.
+    pub fn has_copies(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
     /// The message that was judged, if one was.
     pub fn judged(&self) -> Option<&ClientHello> {
         self.judged.as_ref()
     }
 
-    /// Sends the copies up to the end of a segment again, at most as often as a guest would. The guest may
-    /// take those before it for arrived.
+    /// Sends the copies up to the end of a segment again, at most as often as a guest would. The device may
+    /// have acknowledged those before the segment.
     fn resend(&mut self, to: u32, now: Instant) -> Step {
         if self.resent.is_some_and(|resent| now < resent + BETWEEN_RESENDS) {
             return Step::Keep;
@@ -327,34 +334,35 @@ impl Hold {
         }
         let (end, from) = (self.end(), segment.sequence);
         let to = from.wrapping_add(payload.len() as u32);
-        match self.kept.iter().position(|kept| kept.from == from) {
+        let first = match self.kept.iter().position(|kept| kept.from == from) {
             // The guest sends the rest again, in other pieces.
-            Some(first) if distance(end, to) > 0 => self.give_back_from(first),
-            _ if from == end => {}
-            // The acknowledgement was lost.
-            _ if distance(from, end) > 0 && segment.flags.psh => return Step::Acknowledge(end),
+            Some(first) if distance(end, to) > 0 => first,
+            _ if from == end => self.kept.len(),
+            // The guest does not know that it has arrived.
+            _ if distance(from, end) > 0 => return Step::Acknowledge(end),
             _ => return Step::Keep,
-        }
-        if segment.flags.fin && payload.is_empty() && self.bytes.is_empty() && !self.is_second {
-            // Nothing was asked for.
-            return Step::Send(vec![copied.clone()]);
-        }
-        if segment.flags.fin {
-            return Step::Refuse("it ends before its first message does");
-        }
+        };
         if payload.is_empty() {
-            return Step::Keep;
+            return match segment.flags.fin {
+                // Nothing was asked for.
+                true if self.bytes.is_empty() && !self.is_second => Step::Send(vec![copied.clone()]),
+                true => Step::Refuse(EARLY_END),
+                false => Step::Keep,
+            };
         }
-        if self.kept.len() >= MOST_FRAMES {
+        if first >= MOST_FRAMES {
             return Step::Refuse("its first message is in too many pieces");
         }
-        let size = copied.frame.len() + payload.len();
-        if !self.budget.take(size) {
+        let replaced: usize = self.kept[first..].iter().map(|kept| self.size(kept)).sum();
+        if !self.budget.exchange(replaced, copied.frame.len() + payload.len()) {
             return Step::Full;
         }
+        self.kept.truncate(first);
+        self.bytes.truncate(self.kept.iter().map(Kept::len).sum());
         self.bytes.extend_from_slice(payload);
         self.kept.push(Kept { copied: copied.clone(), from, to });
         match self.read() {
+            Step::Keep if segment.flags.fin => Step::Refuse(EARLY_END),
             Step::Keep if segment.flags.psh => Step::Acknowledge(to),
             step => step,
         }
@@ -409,7 +417,15 @@ impl Hold {
         if segment.flags.ack && self.stage == Stage::Sent {
             self.acknowledge(segment.acknowledged);
         }
-        match self.listen(segment, payload) {
+        let step = self.listen(segment, payload);
+        if let Server::Opened { next, .. } = &mut self.server
+            && segment.flags.fin
+            && segment.sequence.wrapping_add(payload.len() as u32) == *next
+        {
+            // The guest acknowledges the end, too.
+            *next = next.wrapping_add(1);
+        }
+        match step {
             Some(step) => step,
             None if self.stage == Stage::Acknowledged
                 && (self.is_second || matches!(self.server, Server::Known)) =>
@@ -489,17 +505,10 @@ impl Hold {
 
     /// Forgets all copies.
     fn give_back(&mut self) {
-        self.give_back_from(0);
-        self.bytes.clear();
-    }
-
-    /// Forgets the copies from this one on, and their bytes.
-    fn give_back_from(&mut self, first: usize) {
-        let gone: usize = self.kept[first..].iter().map(|kept| self.size(kept)).sum();
+        let gone: usize = self.kept.iter().map(|kept| self.size(kept)).sum();
         self.budget.give_back(gone);
-        let left: usize = self.kept[..first].iter().map(Kept::len).sum();
-        self.kept.truncate(first);
-        self.bytes.truncate(left);
+        self.kept.clear();
+        self.bytes.clear();
     }
 
     /// Bytes that a copy takes: those of the frame, and of the payload beside it until the message is judged.

@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use super::tests::filter;
 use super::*;
 use crate::client_hello::testing::{extension, message_of, records, sni};
-use crate::frame::{Flags, Segment};
+use crate::frame::Segment;
 use crate::hold::{Copied, LEAST_FIRST};
 
-const US: Mac = [2, 0, 0, 0, 0, 1];
+pub(super) const US: Mac = [2, 0, 0, 0, 0, 1];
 const GATEWAY: Mac = [2, 0, 0, 0, 0, 2];
 const OWN: [u8; 4] = [10, 118, 111, 15];
 const FAR: [u8; 4] = [192, 0, 2, 1];
@@ -20,7 +20,7 @@ pub(super) const START: u32 = u32::MAX - 700;
 pub(super) const SERVER: u32 = 9000;
 pub(super) const ONLY: &str = r#"{"default":"deny","allow":["*.example.org:443"]}"#;
 const HIDDEN: &str = r#"{"default":"deny","allow":["*.example.org:443"],"ech":"refuse"}"#;
-const RETRY: &[u8] =
+pub(super) const RETRY: &[u8] =
     b"\x16\x03\x03\x00\x58\x02\x00\x00\x54\x03\x03\xcf\x21\xad\x74\xe5\x9a\x61\x11\xbe\x1d\x8c\
 \x02\x1e\x65\xb8\x91\xc2\xa2\x11\x16\x7a\xbb\x8c\x5e\x07\x9e\x09\xe2\xc8\xa8\x33\x9c and the rest";
 const HELLO: &[u8] = b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76\x03\x03 a random number of 32 bytes and the rest";
@@ -74,7 +74,7 @@ pub(super) fn frame(
     bytes
 }
 
-fn parsed(bytes: &[u8]) -> (Packet, Segment) {
+pub(super) fn parsed(bytes: &[u8]) -> (Packet, Segment) {
     let frame = Frame::parse(bytes, bytes.len()).unwrap();
     let Content::Packet(packet) = frame.content else { panic!("{frame:?}") };
     (packet, *segment(&packet).unwrap())
@@ -109,7 +109,7 @@ impl Wire {
         self.guest_frame(&frame(true, sequence, SERVER, flags, payload));
     }
 
-    fn guest_frame(&mut self, bytes: &[u8]) {
+    pub(super) fn guest_frame(&mut self, bytes: &[u8]) {
         let head = &bytes[..bytes.len().min(crate::frame::HEAD)];
         match self.filter.outgoing(head, bytes.len(), Offload::default(), self.now) {
             Outcome::Pass => self.arrives(bytes),
@@ -130,12 +130,18 @@ impl Wire {
 
     /// Notes an answer of the device.
     fn answers(&mut self, bytes: &[u8]) {
-        let (_, segment) = parsed(bytes);
-        match segment.flags {
-            Flags { rst: true, .. } => self.resets_to_guest += 1,
-            Flags { ack: true, .. } => self.acknowledges.push(segment.acknowledged),
-            flags => panic!("{flags:?}"),
+        let (packet, segment) = parsed(bytes);
+        if segment.flags.rst {
+            self.resets_to_guest += 1;
+            return;
         }
+        // As the far side would send it, with the largest window.
+        let expected = frame(false, SERVER, segment.acknowledged, "A", b"");
+        let window = packet.transport_at + 14;
+        let sum = packet.transport_at + 16;
+        assert_eq!((&bytes[..window], &bytes[window..sum]), (&expected[..window], &[0xff; 2][..]));
+        assert!(packet.has_right_checksum(bytes));
+        self.acknowledges.push(segment.acknowledged);
     }
 
     fn arrives(&mut self, bytes: &[u8]) {
@@ -246,7 +252,7 @@ fn data_that_a_server_could_read_otherwise_is_refused() {
     wire.guest(at(100), "A", &hello[100..]);
     wire.is_ended("takes too long");
     let mut wire = Wire::open(ONLY);
-    (0..17).for_each(|number| wire.guest(at(number), "A", &hello[number..=number]));
+    (0..65).for_each(|number| wire.guest(at(number), "A", &hello[number..=number]));
     wire.is_ended("too many pieces");
     // A wrong checksum.
     let mut wire = Wire::open(ONLY);
@@ -465,7 +471,20 @@ fn connection_that_asks_for_nothing_ends_in_peace() {
     let mut wire = Wire::open(ONLY);
     wire.guest(START, "AF", b"");
     assert_eq!(wire.server(SERVER, at(1), "AF", b""), Outcome::Pass);
+    let last = frame(true, at(1), SERVER + 1, "A", b"");
+    wire.guest_frame(&last);
     assert_eq!((wire.causes.len(), wire.resets_to_guest), (0, 0));
+    // The far side ends it first: a server closes a connection that is idle.
+    let mut wire = Wire::open(ONLY);
+    assert_eq!(wire.server(SERVER, START, "AF", b""), Outcome::Pass);
+    assert_eq!(wire.server(SERVER, START, "AF", b""), Outcome::Pass, "again");
+    wire.guest_frame(&frame(true, START, SERVER + 1, "A", b""));
+    wire.guest_frame(&frame(true, START, SERVER + 1, "AF", b""));
+    assert_eq!(wire.server(SERVER + 1, at(1), "A", b""), Outcome::Pass);
+    assert_eq!((&wire.causes[..], wire.resets_to_guest), (&[][..], 0));
+    // A guest acknowledges no more.
+    wire.guest_frame(&frame(true, at(1), SERVER + 2, "A", b""));
+    assert_eq!(wire.causes, ["of no connection"]);
 }
 
 #[test]

@@ -29,7 +29,7 @@ use std::time::Instant;
 use etherparse::{icmpv4, icmpv6};
 use ipnet::IpNet;
 
-use crate::connections::{Connections, Ends, Route, SavedConnection, Side};
+use crate::connections::{Connections, Ends, OpenConnection, Route, SavedConnection, Side};
 use crate::frame::{Content, Frame, Mac, Malformed, Packet, Transport};
 use crate::hold::{Budget, Hold};
 use crate::judge::{DNS, Gate, HTTP, Judge, Reason};
@@ -203,15 +203,22 @@ impl Filter {
     /// The open connections of TCP, for a snapshot.
     #[must_use]
     pub fn save_connections(&self) -> Vec<SavedConnection> {
-        let mut saved: Vec<_> = self.connections.open().map(|(connection, _)| connection).collect();
+        let mut saved: Vec<_> = self.connections.open().map(|connection| connection.saved).collect();
         saved.sort_unstable_by_key(|connection| (connection.guest, connection.far));
         saved
     }
 
-    /// The open connections of HTTP that the device relays.
-    #[must_use]
-    pub fn relayed_connections(&self) -> Vec<SavedConnection> {
-        self.connections.open().filter(|(_, next)| next.is_none()).map(|(connection, _)| connection).collect()
+    /// Takes the open connections out of the table that cannot go on without the device: those of HTTP, which
+    /// it relays, and those of TLS whose first message it has. Returns them, and frames that end the latter
+    /// for their far sides.
+    pub fn end_with_device(&mut self) -> (Vec<SavedConnection>, Vec<Vec<u8>>) {
+        let needs_device = |connection: &OpenConnection| connection.needs_device;
+        let ended: Vec<OpenConnection> = self.connections.open().filter(needs_device).collect();
+        for OpenConnection { saved: SavedConnection { guest, far, .. }, .. } in &ended {
+            self.forget(end_of(*guest), end_of(*far));
+        }
+        let to_far = self.ends_of_far_sides(ended.iter().copied()).collect();
+        (ended.iter().map(|connection| connection.saved).collect(), to_far)
     }
 
     /// Hardware address of the router that the guest uses, if it has used one.
@@ -232,10 +239,16 @@ impl Filter {
 
     /// Frames that end the guest's connections for their far sides.
     pub fn resets_to_far(&self) -> impl Iterator<Item = Vec<u8>> {
+        self.ends_of_far_sides(self.connections.open())
+    }
+
+    fn ends_of_far_sides(&self, open: impl Iterator<Item = OpenConnection>) -> impl Iterator<Item = Vec<u8>> {
         let macs = self.router.map(|router| (self.interface.mac, router));
-        self.connections.open().filter_map(move |(SavedConnection { guest, far, .. }, next)| {
-            reply::lone_reset(macs?, end_of(guest), end_of(far), next?)
-        })
+        open.filter_map(
+            move |OpenConnection { saved: SavedConnection { guest, far, .. }, far_expects, .. }| {
+                reply::lone_reset(macs?, end_of(guest), end_of(far), far_expects?)
+            },
+        )
     }
 
     /// The pins, for a snapshot.

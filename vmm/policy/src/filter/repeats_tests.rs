@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::held_tests::{ONLY, SERVER, START, Wire, at, frame, hello};
+use proptest::prelude::*;
+
+use super::held_tests::{ONLY, RETRY, SERVER, START, US, Wire, at, frame, hello, parsed};
 use super::*;
 use crate::hold::Copied;
 
@@ -87,7 +89,8 @@ fn part_that_is_the_last_of_a_write_is_acknowledged() {
     assert_eq!((&wire.acknowledges[..], wire.far.len()), (&[at(500), at(600)][..], 0));
     wire.guest(at(600), "AP", &message[600..]);
     assert_eq!((wire.stream(), wire.acknowledges.len()), (message.clone(), 2), "the far side does the rest");
-    // The far side has got nothing: all of it is sent again, for the part that the guest takes for unknown.
+    // The far side has got nothing: all of it is sent again, with the part that the guest does not know to
+    // have arrived.
     wire.far.clear();
     wire.now += Duration::from_millis(200);
     wire.guest(at(600), "AP", &message[600..]);
@@ -102,17 +105,140 @@ fn part_that_is_the_last_of_a_write_is_acknowledged() {
 }
 
 #[test]
-fn acknowledgement_that_is_lost_comes_again() {
+fn part_that_comes_again_is_acknowledged() {
     let message = hello("www.example.org");
     let mut wire = Wire::open(ONLY);
     wire.guest(START, "AP", &message[..100]);
-    wire.guest(START, "AP", &message[..100]);
+    // Linux repeats the first segment alone, cut to a length, and without the flag.
+    wire.guest(START, "A", &message[..60]);
     assert_eq!(wire.acknowledges, [at(100); 2]);
-    // The second part is not known to have arrived, and comes again with the third.
+    // The second part comes again with the third.
     wire.guest(at(100), "AP", &message[100..200]);
     wire.guest(at(100), "AP", &message[100..300]);
+    wire.guest(at(150), "A", &message[150..170]);
     wire.guest(at(300), "AP", &message[300..]);
-    assert_eq!(wire.acknowledges[2..], [at(200), at(300)]);
+    assert_eq!(wire.acknowledges[2..], [at(200), at(300), at(300)]);
     assert_eq!((wire.stream(), wire.causes.len()), (message, 0));
     assert_eq!(wire.filter.held(), wire.far.iter().map(|(_, bytes)| bytes.len() + 54).sum::<usize>());
+}
+
+#[test]
+fn acknowledged_parts_stay_when_there_is_no_room() {
+    let message = hello("www.example.org");
+    let held = 54 + 2 * 100;
+    let mut wire = Wire::open(ONLY);
+    // Room for little more, and a connection that begins with it.
+    let judge = Judge::clone(wire.filter.judge()).for_interfaces(crate::hold::MOST_HELD / (held + 10));
+    wire.filter.change(Arc::new(judge), wire.now);
+    wire.filter.begin_anew(US);
+    wire.guest(START.wrapping_sub(1), "S", b"");
+    assert_eq!(wire.server(SERVER - 1, START, "SA", b""), Outcome::Pass);
+    wire.guest(START, "AP", &message[..100]);
+    wire.guest(at(100), "AP", &message[100..200]);
+    wire.guest(START, "AP", &message[..200]);
+    assert_eq!(wire.causes, ["too many connections"; 2]);
+    assert_eq!((&wire.acknowledges[..], wire.filter.held()), (&[at(100)][..], held));
+}
+
+#[test]
+fn message_with_the_end_of_the_guest_s_stream_is_judged() {
+    let message = hello("www.example.org");
+    let mut wire = Wire::open(ONLY);
+    wire.guest(START, "AP", &message[..300]);
+    wire.guest(at(300), "APF", &message[300..]);
+    assert_eq!((wire.stream(), wire.causes.len()), (message.clone(), 0));
+    assert_eq!(wire.server(SERVER, at(message.len() + 1), "A", b""), Outcome::Pass);
+    let mut wire = Wire::open(ONLY);
+    wire.guest(START, "APF", &message[..300]);
+    assert!(wire.causes[0].contains("ends before"), "{:?}", wire.causes);
+}
+
+#[test]
+fn second_message_in_parts_is_acknowledged_too() {
+    let (first, second) = (hello("www.example.org"), hello("www.example.org"));
+    let mut wire = Wire::open(ONLY);
+    wire.guest(START, "AP", &first);
+    assert_eq!(wire.server(SERVER, at(first.len()), "A", RETRY), Outcome::Pass);
+    wire.guest(at(first.len()), "AP", &second[..200]);
+    assert_eq!(wire.acknowledges, [at(first.len() + 200)]);
+    wire.guest(at(first.len() + 200), "AP", &second[200..]);
+    assert_eq!((wire.stream(), wire.causes.len()), ([first, second].concat(), 0));
+}
+
+#[test]
+fn connection_ends_with_the_device_if_that_has_bytes_of_it() {
+    let message = hello("www.example.org");
+    let counts = |wire: &mut Wire| {
+        let (ended, resets) = wire.filter.end_with_device();
+        (ended.len(), resets.iter().map(|bytes| parsed(bytes).1.sequence).collect::<Vec<_>>())
+    };
+    let mut wire = Wire::open(ONLY);
+    assert_eq!(counts(&mut wire), (0, vec![]), "nothing was sent");
+    wire.guest(START, "AP", &message[..100]);
+    assert_eq!(counts(&mut wire), (1, vec![START]), "the far side has nothing");
+    assert_eq!((wire.filter.connections(), wire.filter.held()), (0, 0));
+    let mut wire = Wire::open(ONLY);
+    wire.guest(START, "AP", &message);
+    assert_eq!(wire.server(SERVER, at(100), "A", b""), Outcome::Pass);
+    assert_eq!(counts(&mut wire), (1, vec![at(message.len())]), "a copy may be lost");
+    let mut wire = Wire::open(ONLY);
+    wire.guest(START, "AP", &message);
+    assert_eq!(wire.server(SERVER, at(message.len()), "A", b""), Outcome::Pass);
+    assert_eq!(counts(&mut wire), (0, vec![]), "the far side has all");
+}
+
+proptest! {
+    /// A guest that repeats what was not acknowledged gets its message through, whatever is lost, and however
+    /// its program and its kernel divide it.
+    #[test]
+    fn honest_guest_gets_its_message_through(
+        writes in prop::collection::vec(1_usize..400, 1..12),
+        mss in 60_usize..500,
+        lost in prop::collection::vec(any::<bool>(), 40),
+    ) {
+        let message = hello("www.example.org");
+        let mut writes = writes.into_iter();
+        let mut wire = Wire::open(ONLY);
+        // Bytes that the program has written, that the guest has sent, that it knows to have arrived, and
+        // that the far side has.
+        let (mut written, mut sent, mut known, mut far) = (0, 0, 0, 0);
+        let mut is_lost = lost.into_iter();
+        for round in 0.. {
+            prop_assert!(round < 200, "it hangs: {sent} of {} sent, {known} known", message.len());
+            if far == message.len() {
+                break;
+            }
+            // Nagle: a short segment waits until all before it is acknowledged.
+            if sent == written && known == sent && written < message.len() {
+                written = message.len().min(written + writes.next().unwrap_or(400));
+            }
+            let from = if sent < written { sent } else { known };
+            let to = written.min(from + mss);
+            let is_again = from < sent;
+            wire.now += Duration::from_millis(if is_again { 200 } else { 1 });
+            wire.far.clear();
+            wire.acknowledges.clear();
+            if from < to {
+                wire.guest(at(from), if to == written { "AP" } else { "A" }, &message[from..to]);
+            }
+            sent = sent.max(to);
+            // The answer of the device, or the copies, get lost.
+            if is_lost.next().unwrap_or(false) {
+                continue;
+            }
+            for acknowledged in &wire.acknowledges {
+                known = known.max(acknowledged.wrapping_sub(START) as usize);
+            }
+            for (from, payload) in &wire.far {
+                let from = from.wrapping_sub(START) as usize;
+                prop_assert_eq!(payload, &message[from..from + payload.len()]);
+                far = if from <= far { far.max(from + payload.len()) } else { far };
+            }
+            if far > 0 {
+                prop_assert_eq!(wire.server(SERVER, at(far), "A", b""), Outcome::Pass);
+                known = known.max(far);
+            }
+        }
+        prop_assert!(wire.causes.is_empty(), "{:?}", wire.causes);
+    }
 }

@@ -170,13 +170,13 @@ impl Guard {
         (self.filter.router(), self.filter.save_connections())
     }
 
-    /// Ends with its policy. Resets the connections of HTTP that end at the device, at both sides. Returns
-    /// the frames that are left for the guest and for far sides.
+    /// Ends with its policy. Resets the connections that cannot go on without it, at both sides. Returns the
+    /// frames that are left for the guest and for far sides.
     pub fn retire(mut self) -> Leftovers {
-        let relayed = self.filter.relayed_connections();
         let router = self.filter.router();
-        self.answers.extend(router.iter().flat_map(|router| self.filter.resets_to_guest(&relayed, *router)));
-        let resets = self.relays.end_far_sides(Instant::now());
+        let (ended, held) = self.filter.end_with_device();
+        self.answers.extend(router.iter().flat_map(|router| self.filter.resets_to_guest(&ended, *router)));
+        let resets = self.relays.end_far_sides(Instant::now()).into_iter().chain(held);
         self.farewells.extend(resets.into_iter().map(Copied::made));
         self.farewells.extend(self.unsent);
         Leftovers { to_guest: self.answers, to_far: self.farewells }
