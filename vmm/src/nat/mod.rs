@@ -130,7 +130,7 @@ impl Namespace {
         let file = File::open(path).map_err(|error| explain(format!("open {path}"), error))?;
         let (routing, filter) = (Netlink::routing()?, Netlink::filter()?);
         write_setting(FORWARD_V4)?;
-        // The kernel takes IPv6 from an interface with less.
+        // An interface with less has no IPv6.
         let has_v6 = usize::from(mtu) >= IPV6_MIN_MTU && read_setting(FORWARD_V6)?.is_some();
         if has_v6 {
             write_setting(FORWARD_V6)?;

@@ -72,7 +72,7 @@ pub enum Cause {
     },
     /// It belongs to no connection.
     Unknown,
-    /// There is no room for another connection.
+    /// There is no room for another connection, or for a part of its first message.
     Full,
 }
 
@@ -90,7 +90,7 @@ impl fmt::Display for Cause {
                 write!(f, "{} to {address} port {port}: {reason}", protocol.name())
             }
             Self::Unknown => f.write_str("of no connection"),
-            Self::Full => f.write_str("too many connections"),
+            Self::Full => f.write_str("too many connections, or first messages of TLS at once"),
         }
     }
 }

@@ -136,7 +136,7 @@ fn acknowledged_parts_stay_when_there_is_no_room() {
     wire.guest(START, "AP", &message[..100]);
     wire.guest(at(100), "AP", &message[100..200]);
     wire.guest(START, "AP", &message[..200]);
-    assert_eq!(wire.causes, ["too many connections"; 2]);
+    assert_eq!(wire.causes, ["too many connections, or first messages of TLS at once"; 2]);
     assert_eq!((&wire.acknowledges[..], wire.filter.held()), (&[at(100)][..], held));
 }
 

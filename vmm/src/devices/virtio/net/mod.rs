@@ -376,8 +376,9 @@ impl Net {
                 self.connected = true;
                 self.restarts.succeeded(Instant::now());
                 if let Some(guard) = &mut self.services.guard {
-                    guard.look_again();
+                    // First, since the look may end some without a word to the guest.
                     let (router, connections) = guard.save_connections();
+                    guard.look_again();
                     guard.end_connections(self.mac, router, &connections);
                 }
                 if let Err(error) = self.backend.begin(io.features & feature::OFFLOAD, self.mac) {
